@@ -1,0 +1,1 @@
+"""One dialect of agent configuration a file."""

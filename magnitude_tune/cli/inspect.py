@@ -1,0 +1,9 @@
+"""`magnitude-tune inspect`."""
+
+from __future__ import annotations
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""

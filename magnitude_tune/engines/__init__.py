@@ -1,0 +1,1 @@
+"""One engine a file; probes what an engine can do and runs it."""

@@ -1,0 +1,1 @@
+"""Which machine? Facts with their sources."""

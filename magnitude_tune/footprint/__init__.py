@@ -1,0 +1,1 @@
+"""How many bytes, where, and why. Pure."""

@@ -1,0 +1,70 @@
+"""What a plan takes of each memory pool, term by term."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from magnitude_tune.request import Settings
+
+__all__ = ["Certainty", "Footprint", "FootprintModel", "Term"]
+
+Certainty = Literal["exact", "bounded", "estimated"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One named part of the memory of a running engine.
+
+    Args:
+        name: `weights`, `kv_cache`, `recurrent_state`, `compute`, `output`, `repacked`, `prompt_cache`,
+            `process`, `device_overhead`, `staging`.
+        device: `CPU` or the engine's device name.
+        reserved_bytes: what budgets must hold.
+        resident_bytes: what the process will show (RSS on the host, used memory on a card) once it has worked.
+        rule: the formula or the source of the figure, in a few words.
+    """
+
+    name: str
+    device: str
+    pool: str
+    reserved_bytes: int
+    resident_bytes: int
+    certainty: Certainty
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """All terms of one plan."""
+
+    terms: tuple[Term, ...]
+
+    def reserved_of_pool(self, pool: str) -> int:
+        """Bytes that the pool's budget must hold."""
+        return sum(term.reserved_bytes for term in self.terms if term.pool == pool)
+
+    def reserved_of_device(self, device: str) -> int:
+        """Bytes that the device's own cap must hold."""
+        return sum(term.reserved_bytes for term in self.terms if term.device == device)
+
+
+class FootprintModel(Protocol):
+    """Prices settings for one model, machine and engine: sums over layers are prepared once."""
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Pool names, in the order of `reserved`."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Accelerators with a cap or pool of their own, in the order of `reserved_by_device`."""
+
+    def reserved(self, settings: Settings) -> tuple[int, ...]:
+        """Reserved bytes per pool: the same sums as `footprint(settings)` gives, without the terms."""
+
+    def reserved_by_device(self, settings: Settings) -> tuple[int, ...]:
+        """Reserved bytes per accelerator, for devices that have a cap of their own."""
+
+    def footprint(self, settings: Settings) -> Footprint:
+        """Every term."""

@@ -1,0 +1,1 @@
+"""Which model? The GGUF header walk and what follows from it."""

@@ -1,0 +1,1 @@
+"""Header, fingerprint, history and resolver, composed once for everybody."""

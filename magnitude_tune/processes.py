@@ -1,0 +1,1 @@
+"""Every child process: own group, dies with its parent, reaped on every path."""

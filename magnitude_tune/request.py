@@ -1,0 +1,129 @@
+"""What is asked, and what is set: the request of a person and one complete set of engine settings.
+
+Names are llama.cpp's. Pure: raw values in, validated values out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from magnitude_tune.findings import Finding, Place
+from magnitude_tune.magnitude import DEFAULT_MAGNITUDE
+
+__all__ = [
+    "ALL_LAYERS",
+    "DEFAULT_N_CTX",
+    "KV_TYPES",
+    "Concession",
+    "Given",
+    "LoadMode",
+    "Pin",
+    "Request",
+    "Settings",
+    "Target",
+    "Workload",
+]
+
+LoadMode = Literal["mmap", "none"]
+Concession = Literal["kv_quantisation", "smaller_context", "fewer_slots"]
+
+ALL_LAYERS: Final = 1 << 30
+"""`n_gpu_layers` of a request that wants every layer on the GPU: 99, -1, `all` and block_count + 1 mean this."""
+
+DEFAULT_N_CTX: Final = 8192
+"""Context where none is asked for: min(8192, trained)."""
+
+KV_TYPES: Final = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+"""Types the engine can keep a KV cache in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One complete set of engine settings; nothing is left to the engine's defaults.
+
+    `n_gpu_layers` counts the output layer: block_count + 1 is everything. `n_ctx` is the total over all slots,
+    in tokens. `cache_ram` is llama.cpp's: MiB of host memory for the server's prompt cache. `devices` names the
+    accelerators used, in the engine's order, and `tensor_split` their shares of the offloaded layers (layers each);
+    both are empty where nothing is offloaded, and `tensor_split` for a single device.
+    """
+
+    n_gpu_layers: int
+    n_threads: int
+    n_threads_batch: int
+    n_batch: int
+    n_ubatch: int
+    n_ctx: int
+    n_parallel: int = 1
+    kv_unified: bool = False
+    flash_attn: bool = True
+    type_k: str = "f16"
+    type_v: str = "f16"
+    load_mode: LoadMode = "mmap"
+    repack: bool = False
+    cache_ram: int = 0
+    n_cpu_moe: int = 0
+    devices: tuple[str, ...] = ()
+    tensor_split: tuple[int, ...] = ()
+    main_gpu: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The reference turn: `n_prompt` tokens read, then `n_gen` tokens written."""
+
+    n_prompt: int = 512
+    n_gen: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A raw value as it was read (text, number, boolean or None), and where."""
+
+    raw: object
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """An explicit setting: the value in our terms, as it was written, and where."""
+
+    name: str
+    value: int | str | bool
+    written: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`tg>=15`: a quantity of the prediction (pp, tg, ttft_seconds, turn_seconds, ready_seconds) and its bound."""
+
+    quantity: str
+    comparison: Literal[">=", "<="]
+    bound: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Everything a person asked for, validated; what is not asked for is free to be chosen.
+
+    `sources` says for each name where its value came from. `findings` are what reading the values had to say.
+    """
+
+    magnitude: float = DEFAULT_MAGNITUDE
+    model: str | None = None
+    engine: str | None = None
+    n_ctx: int | None = None
+    n_parallel: int = 1
+    workload: Workload = Workload()
+    pins: tuple[Pin, ...] = ()
+    concessions: tuple[Concession, ...] = ()
+    allow_overcommit: bool = False
+    target: Target | None = None
+    sources: Mapping[str, Place] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+    def pin(self, name: str) -> Pin | None:
+        """The pin of that setting, if there is one."""
+        return next((pin for pin in self.pins if pin.name == name), None)

@@ -1,0 +1,87 @@
+"""Where we keep things: the user's cache and data folders, and files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from magnitude_tune import __version__
+from magnitude_tune.errors import UsageError
+
+__all__ = ["cache_dir", "data_dir", "read_cached", "write_cached", "write_whole"]
+
+_HOME_VARIABLE = "MAGNITUDE_TUNE_HOME"
+
+
+def cache_dir() -> Path:
+    """Folder for what can be found out again; `MAGNITUDE_TUNE_HOME` moves it."""
+    return _folder("cache")
+
+
+def data_dir() -> Path:
+    """Folder for what was measured here; `MAGNITUDE_TUNE_HOME` moves it."""
+    return _folder("data")
+
+
+def _folder(kind: str) -> Path:
+    if home := os.environ.get(_HOME_VARIABLE):
+        return Path(home) / kind
+    import platformdirs
+
+    name = "magnitude-tune"
+    return platformdirs.user_cache_path(name) if kind == "cache" else platformdirs.user_data_path(name)
+
+
+def read_cached(name: str, key: str) -> dict[str, object] | None:
+    """The value stored under `name` if it was stored with this `key` by this version; None on any doubt."""
+    try:
+        stored = json.loads((cache_dir() / f"{name}.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(stored, dict) or stored.get("key") != key or stored.get("version") != __version__:
+        return None
+    value = stored.get("value")
+    return value if isinstance(value, dict) else None
+
+
+def write_cached(name: str, key: str, value: dict[str, object]) -> None:
+    """Keep `value` (JSON-able) under `name`; a folder that cannot be written only costs the next run time."""
+    text = json.dumps({"version": __version__, "key": key, "value": value}, separators=(",", ":"))
+    with contextlib.suppress(UsageError):
+        write_whole(cache_dir() / f"{name}.json", text.encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file atomically: readers see the old content or the new, never a part. Permissions are kept.
+
+    Raises:
+        UsageError: the folder or the file cannot be written.
+    """
+    target = path.resolve() if path.is_symlink() else path
+    temporary: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        mode = target.stat().st_mode & 0o7777 if target.exists() else None
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as stream:
+            temporary = Path(stream.name)
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.chmod(mode if mode is not None else 0o644 & ~_umask())
+        temporary.replace(target)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write: {error.strerror or error}", where=str(path), hint="choose a folder that you may write to"
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
