@@ -1,0 +1,52 @@
+"""The name of a machine for stored measurements."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Final
+
+from magnitude_tune.fingerprint.values import Fingerprint
+from magnitude_tune.units import MIB
+
+__all__ = ["machine_hash"]
+
+_LENGTH: Final = 16
+# The kernel's own share of memory moves by some MiB with its version; a limit or a module moves it by more.
+_MEMORY_STEP: Final = 128 * MIB
+
+
+def machine_hash(fingerprint: Fingerprint) -> str:
+    """The first 16 hex digits of the SHA-256 of what decides speed and memory and does not move with load.
+
+    Taken in: processor brand, architecture, features, usable, performance and logical cores, SMT, quota; memory
+    after limits, rounded to 128 MiB; name, backend, description and total of each device, rounded alike. Left out:
+    host name, load, available and free memory, swap, measured rates, engines, notes.
+    Devices that engines add (over RPC) come and go with the command line and are left out too.
+    """
+    cpu = fingerprint.cpu
+    stable = {
+        "cpu": [
+            cpu.brand,
+            cpu.architecture,
+            sorted(cpu.features),
+            cpu.usable_cores,
+            cpu.performance_cores,
+            cpu.logical_cpus,
+            cpu.smt,
+            cpu.quota_cores,
+        ],
+        "system": fingerprint.system,
+        "memory": _rounded(fingerprint.memory.total_bytes),
+        "devices": [
+            [device.name, device.backend, device.description, _rounded(device.total_bytes)]
+            for device in fingerprint.devices
+            if device.backend != "rpc"
+        ],
+    }
+    text = json.dumps(stable, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
+
+
+def _rounded(n_bytes: int | None) -> int | None:
+    return None if n_bytes is None else round(n_bytes / _MEMORY_STEP)
