@@ -1,0 +1,124 @@
+"""What a resolution has to say besides its settings: the exact log lines, and findings about the request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from magnitude_tune.findings import Finding, Rule
+from magnitude_tune.magnitude import SAFE_BAND, band
+from magnitude_tune.request import Request, Settings
+from magnitude_tune.resolver.candidates import Shape
+from magnitude_tune.resolver.subject import Subject
+from magnitude_tune.resolver.values import Magnitudes, PoolUse
+from magnitude_tune.units import format_bytes
+
+__all__ = ["log_lines", "request_findings", "shown_magnitude"]
+
+
+def shown_magnitude(m: float) -> str:
+    """`4.0`, `4.25`: at least one decimal."""
+    return f"{m:.1f}" if round(m, 1) == m else f"{m:g}"
+
+
+def log_lines(
+    settings: Settings, magnitudes: Magnitudes, pools: tuple[PoolUse, ...]
+) -> tuple[tuple[str, ...], tuple[Finding, ...]]:
+    """The log lines of the design, and a finding where a pool is under pressure.
+
+    `batch_size` is n_batch. Of several pools under pressure the line names the one that leaves least.
+    """
+    resolved = f"n_gpu_layers={settings.n_gpu_layers}, n_threads={settings.n_threads}, batch_size={settings.n_batch}"
+    lines = [f"INFO: magnitude resolved to {resolved}"]
+    findings: list[Finding] = []
+    if magnitudes.executed < magnitudes.requested:
+        pool = min(pools, key=lambda use: use.executed)
+        memory = "VRAM" if pool.kind == "card" else "RAM"
+        message = (
+            f"magnitude scaled from {shown_magnitude(magnitudes.requested)} → "
+            f"{shown_magnitude(magnitudes.executed)} due to {memory} pressure"
+        )
+        lines.append(f"WARN: {message}")
+        findings.append(
+            Finding(
+                Rule.PRESSURE,
+                message,
+                fix=f"{format_bytes(pool.available_bytes)} of {format_bytes(pool.total_bytes)} are available in "
+                f"{pool.name}: stop what else uses it, or ask for a smaller context",
+            )
+        )
+    return tuple(lines), tuple(findings)
+
+
+def request_findings(request: Request, subject: Subject, settings: Settings, shape: Shape) -> tuple[Finding, ...]:
+    """Findings about the magnitude, the context, concessions and devices."""
+    return (
+        *_about_magnitude(request),
+        *_about_context(request, subject, settings),
+        *_about_attention(request, settings),
+        *(Finding(Rule.CONCESSION, f"given up for memory: {text}") for text in shape.concessions),
+        *_devices_left_out(subject),
+    )
+
+
+def _about_magnitude(request: Request) -> Iterator[Finding]:
+    place, m = request.sources.get("magnitude"), request.magnitude
+    if band(m) == "overcommit":
+        yield Finding(
+            Rule.OVERCOMMIT,
+            f"magnitude {shown_magnitude(m)} is beyond the safe band {SAFE_BAND[0]} - {SAFE_BAND[1]}: "
+            "little is left for anything else on this machine",
+            place=place,
+            fix=f"use at most {SAFE_BAND[1]}, or set allow_overcommit: true if this machine has no other work",
+            setting="magnitude",
+        )
+    elif band(m) == "light":
+        yield Finding(
+            Rule.LIGHT_LOAD,
+            f"magnitude {shown_magnitude(m)} is a light load: much of the machine stays unused",
+            place=place,
+            setting="magnitude",
+        )
+
+
+def _about_context(request: Request, subject: Subject, settings: Settings) -> Iterator[Finding]:
+    trained = subject.header.context_length
+    per_slot = settings.n_ctx if settings.kv_unified else settings.n_ctx // settings.n_parallel
+    if trained is not None and per_slot > trained:
+        yield Finding(
+            Rule.CONTEXT_BEYOND_TRAINED,
+            f"a context of {per_slot} tokens is asked for, the model was trained at {trained}",
+            place=request.sources.get("n_ctx"),
+            fix=f"use at most {trained}",
+            setting="n_ctx",
+        )
+    if trained is None and request.n_ctx is None:
+        yield Finding(
+            Rule.CONTEXT_DEFAULTED,
+            f"the model does not say its trained context: {settings.n_ctx} tokens assumed",
+            fix="state n_ctx",
+            setting="n_ctx",
+        )
+
+
+def _about_attention(request: Request, settings: Settings) -> Iterator[Finding]:
+    pin = request.pin("flash_attn")
+    if pin is not None and not pin.value and settings.flash_attn:
+        yield Finding(
+            Rule.FLASH_ATTENTION_FORCED,
+            f"flash attention is on: the engine refuses a {settings.type_v} V cache without it",
+            place=pin.place,
+            fix="leave flash_attn unset, or set type_v: f16",
+            setting="flash_attn",
+        )
+
+
+def _devices_left_out(subject: Subject) -> Iterator[Finding]:
+    for device in subject.machine.devices:
+        pool = subject.machine.pool(device.pool)
+        if pool.kind == "card" and pool.available_bytes - pool.floor_bytes <= 0:
+            yield Finding(
+                Rule.DEVICE_LEFT_OUT,
+                f"{device.name} is left out: {format_bytes(pool.available_bytes)} of its memory are available, "
+                f"{format_bytes(pool.floor_bytes)} are kept free",
+                fix="stop what else uses the card",
+            )

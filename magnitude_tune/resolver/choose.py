@@ -1,0 +1,74 @@
+"""Choosing from the table: what the magnitude allows and what fits now, then the least of the fastest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from magnitude_tune.fingerprint.values import Device, Fingerprint
+from magnitude_tune.resolver.candidates import Base, Candidate, Table
+
+__all__ = ["Limits", "best_turn", "choose", "limits_of"]
+
+TIE: Final = 0.03
+"""Rows within 3 % of the best turn time count as equally fast."""
+
+_MU_SLACK: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bytes that may be reserved now: per pool (available - floor) and per accelerator (its own cap)."""
+
+    pools: tuple[float, ...]
+    devices: tuple[float, ...]
+
+    def hold(self, base: Base) -> bool:
+        """Whether a base fits."""
+        return all(n <= limit for n, limit in zip(base.reserved, self.pools, strict=True)) and all(
+            n <= limit for n, limit in zip(base.by_device, self.devices, strict=True)
+        )
+
+    def without_limit_on(self, pool: int, total_bytes: int, floor_bytes: int) -> Limits:
+        """The same limits with one pool wholly free but for its floor."""
+        pools = (*self.pools[:pool], float(total_bytes - floor_bytes), *self.pools[pool + 1 :])
+        return Limits(pools, self.devices)
+
+
+def limits_of(machine: Fingerprint, pools: tuple[str, ...], devices: tuple[str, ...]) -> Limits:
+    """What fits on the machine as it is now."""
+    by_name: dict[str, Device] = {device.name: device for device in machine.devices}
+    caps = (by_name[name].cap_bytes for name in devices)
+    return Limits(
+        tuple(float(machine.pool(name).available_bytes - machine.pool(name).floor_bytes) for name in pools),
+        tuple(math.inf if cap is None else float(cap) for cap in caps),
+    )
+
+
+def allowed(table: Table, m: float, limits: Limits) -> list[Candidate]:
+    """The rows that magnitude `m` allows and that fit."""
+    fits = [base.mu <= m + _MU_SLACK and limits.hold(base) for base in table.bases]
+    return [row for row in table.rows if fits[row.base] and row.mu <= m + _MU_SLACK]
+
+
+def choose(table: Table, m: float, limits: Limits) -> Candidate | None:
+    """The row to run at magnitude `m`: among those within 3 % of the best turn time the least.
+
+    Least by (mu, n_threads, bytes, the order of the table). The chosen turn time never rises with `m`: what was
+    least among the best at a lower magnitude stays least until something more than 3 % faster comes in.
+    """
+    rows = allowed(table, m, limits)
+    if not rows:
+        return None
+    bound = min(row.turn_seconds for row in rows) * (1 + TIE)
+    return min((row for row in rows if row.turn_seconds <= bound), key=_tie_order)
+
+
+def best_turn(table: Table, m: float, limits: Limits) -> float | None:
+    """The best turn time in seconds before the 3 % tie; None where nothing fits."""
+    return min((row.turn_seconds for row in allowed(table, m, limits)), default=None)
+
+
+def _tie_order(row: Candidate) -> tuple[float, int, int, int, int]:
+    return (row.mu, row.n_threads, row.reserved, row.base, row.n_threads_batch)

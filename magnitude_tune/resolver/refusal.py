@@ -1,0 +1,117 @@
+"""The clear refusal: the numbers, the largest term, and the nearest request that would fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from magnitude_tune.errors import DoesNotFitError
+from magnitude_tune.fingerprint.values import Fingerprint
+from magnitude_tune.footprint.values import FootprintModel
+from magnitude_tune.magnitude import MAX_MAGNITUDE, SAFE_BAND, magnitude_of_threads, share
+from magnitude_tune.resolver.candidates import Base, Candidate, Shape, Table
+from magnitude_tune.resolver.choose import Limits
+from magnitude_tune.units import format_bytes
+
+__all__ = ["refusal"]
+
+_CONTEXT_STEP: Final = 256
+
+
+def refusal(
+    table: Table,
+    *,
+    m: float,
+    limits: Limits,
+    machine: Fingerprint,
+    footprint: FootprintModel,
+    table_for: Callable[[Shape], Table],
+) -> DoesNotFitError:
+    """The error for a table in which nothing is allowed at magnitude `m` under `limits`.
+
+    `table_for` prices another shape, to look for the nearest request that fits.
+    """
+    least = min(table.rows, key=lambda row: (_excess(table.bases[row.base], limits), row.mu, row.n_threads))
+    base = table.bases[least.base]
+    pool_index = _binding_pool(base, limits, m, machine, table.pools)
+    pool = machine.pool(table.pools[pool_index])
+    needs = base.reserved[pool_index]
+    budget = min(limits.pools[pool_index], share(m) * pool.total_bytes)
+    if needs <= budget and least.mu > base.mu:
+        return _too_many_threads(least, m, machine)
+    terms = [term for term in footprint.footprint(base.settings).terms if term.pool == pool.name]
+    largest = max(terms, key=lambda term: term.reserved_bytes)
+    what = (
+        f"the model does not fit at magnitude {m:g}: the smallest plan reserves {format_bytes(needs)} of "
+        f"{pool.name}, {format_bytes(max(0.0, budget))} may be used "
+        f"({format_bytes(pool.available_bytes)} available of {format_bytes(pool.total_bytes)}, "
+        f"{format_bytes(pool.floor_bytes)} kept free); "
+        f"the largest term is {largest.name} with {format_bytes(largest.reserved_bytes)}"
+    )
+    return DoesNotFitError(
+        what, hint=_nearest(table, base, m, limits, table_for) or _missing(needs - budget, pool.name)
+    )
+
+
+def _too_many_threads(row: Candidate, m: float, machine: Fingerprint) -> DoesNotFitError:
+    usable = machine.cpu.usable_cores
+    wanted = max(row.n_threads, row.n_threads_batch)
+    mu = magnitude_of_threads(wanted, usable)
+    needs = f"needs magnitude {math.ceil(10 * mu) / 10:g}" if math.isfinite(mu) else "is more than there are"
+    return DoesNotFitError(
+        f"{wanted} threads do not fit at magnitude {m:g}: {usable} cores are usable, and {wanted} {needs}",
+        hint="leave n_threads and n_threads_batch unset",
+    )
+
+
+def _excess(base: Base, limits: Limits) -> float:
+    """Bytes by which a base exceeds what is free, over all pools and devices."""
+    pools = sum(max(0.0, n - limit) for n, limit in zip(base.reserved, limits.pools, strict=True))
+    return pools + sum(max(0.0, n - limit) for n, limit in zip(base.by_device, limits.devices, strict=True))
+
+
+def _binding_pool(base: Base, limits: Limits, m: float, machine: Fingerprint, pools: tuple[str, ...]) -> int:
+    def over(index: int) -> float:
+        budget = min(limits.pools[index], share(m) * machine.pool(pools[index]).total_bytes)
+        return base.reserved[index] - budget
+
+    return max(range(len(pools)), key=over)
+
+
+def _nearest(table: Table, base: Base, m: float, limits: Limits, table_for: Callable[[Shape], Table]) -> str | None:
+    """The nearest request that fits: a higher magnitude, a smaller context, a quantised KV cache."""
+    if limits.hold(base) and math.isfinite(base.mu) and (mu := math.ceil(10 * base.mu - 1e-6) / 10) <= MAX_MAGNITUDE:
+        beyond = f" (beyond the safe band, which ends at {SAFE_BAND[1]})" if mu > SAFE_BAND[1] else ""
+        return f"--magnitude {mu:g} would fit{beyond}"
+    if (n_ctx := _largest_context(table.shape, m, limits, table_for)) is not None:
+        return f"--n-ctx {n_ctx} would fit"
+    smallest = replace(table.shape, n_ctx=_CONTEXT_STEP * table.shape.n_parallel, type_k="q8_0", type_v="q8_0")
+    if _fits(table_for(smallest), m, limits):
+        return f"--n-ctx {smallest.n_ctx} with type_k and type_v q8_0 would fit"
+    return None
+
+
+def _largest_context(shape: Shape, m: float, limits: Limits, table_for: Callable[[Shape], Table]) -> int | None:
+    """The largest context below the wanted one that fits, in steps of 256 tokens a slot; bytes grow with context."""
+    step = _CONTEXT_STEP * (1 if shape.kv_unified else shape.n_parallel)
+    low, high = 0, (shape.n_ctx - 1) // step
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _fits(table_for(replace(shape, n_ctx=middle * step)), m, limits):
+            low = middle
+        else:
+            high = middle - 1
+    return low * step or None
+
+
+def _fits(table: Table, m: float, limits: Limits) -> bool:
+    return any(base.mu <= m + 1e-9 and limits.hold(base) for base in table.bases)
+
+
+def _missing(n_bytes: float, pool: str) -> str:
+    memory = "memory" if pool == "ram" else f"memory of {pool}"
+    return (
+        f"no context fits: free {format_bytes(n_bytes)} more of {memory}, or take a smaller quantisation of the model"
+    )
