@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from magnitude_tune.engines.values import BufferLine, MemoryReading, Sample
 from magnitude_tune.request import Settings
 
-__all__ = ["Disturbance", "Measurement"]
+__all__ = ["Disturbance", "LeftOut", "Measurement"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,15 @@ class Disturbance:
     def clean(self) -> bool:
         """Whether nothing was seen that makes the samples doubtful."""
         return not self.notes
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A sample that was taken and is kept, but is no part of the figures."""
+
+    test: Literal["pp", "tg"]
+    reason: Literal["warm-up", "disturbed"]
+    sample: Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,3 +70,4 @@ class Measurement:
     complete: bool = True
     magnitude_requested: float | None = None
     magnitude_executed: float | None = None
+    left_out: tuple[LeftOut, ...] = ()

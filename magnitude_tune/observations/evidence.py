@@ -1,0 +1,45 @@
+"""Rows of the store as evidence for the speed model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from magnitude_tune.request import Settings
+from magnitude_tune.throughput.values import Evidence
+
+__all__ = ["evidence_of"]
+
+
+def evidence_of(rows: Iterable[Mapping[str, object]]) -> Evidence | None:
+    """The stable rows of one run as evidence; None where the settings are not ones this version understands."""
+    rates: dict[str, tuple[float, float, float]] = {}
+    settings: Settings | None = None
+    ready: float | None = None
+    for row in rows:
+        settings = _settings(row["settings"])
+        ready = _positive(row["ready_seconds"])
+        median, low, high = (_positive(row[name]) for name in ("median_ts", "low_ts", "high_ts"))
+        if median and low and high:
+            rates["tg" if row["n_gen"] else "pp"] = (median, low, high)
+    if settings is None or not rates:
+        return None
+    return Evidence(settings=settings, pp=rates.get("pp"), tg=rates.get("tg"), ready_seconds=ready)
+
+
+def _settings(text: object) -> Settings | None:
+    """Settings as stored; None where they are not of this version's shape."""
+    try:
+        stored: dict[str, Any] = json.loads(str(text))
+        if not isinstance(stored, dict) or stored.keys() != {field.name for field in fields(Settings)}:
+            return None
+        values: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
+        return Settings(**values)
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _positive(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and value > 0 else None

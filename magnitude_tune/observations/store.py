@@ -1,0 +1,86 @@
+"""The store of measurements: one SQLite file with llama-bench's columns and ours."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from magnitude_tune.observations.evidence import evidence_of
+from magnitude_tune.observations.schema import connect, connect_to_read, explained
+from magnitude_tune.observations.values import Measurement
+from magnitude_tune.storage import data_dir
+from magnitude_tune.throughput.values import Evidence
+
+__all__ = ["evidence_for", "store", "store_path"]
+
+_MOST_RUNS: Final = 200
+
+
+def store_path() -> Path:
+    """The file that holds what was measured on this machine."""
+    return data_dir() / "observations.sqlite"
+
+
+def store(measurement: Measurement) -> str | None:
+    """Keep one run, in one transaction; gives its id, None where there is no sample to keep.
+
+    Raises:
+        UsageError: the store cannot be written (full disk, read-only folder, not our file).
+    """
+    # Statistics cost import time that `resolve`, which only reads, does not have.
+    from magnitude_tune.observations.rows import rows_of
+
+    run_id = secrets.token_hex(16)
+    rows = rows_of(measurement, run_id)
+    if not rows:
+        return None
+    with _opened(connect) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        for row in rows:
+            # Column names are this package's own constants; values are bound.
+            columns, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
+            connection.execute(f"INSERT INTO llama_bench ({columns}) VALUES ({marks})", row)  # noqa: S608
+        connection.execute("COMMIT")
+    return run_id
+
+
+def evidence_for(model_hash: str, machine_hash: str, engine: str, engine_build: str) -> tuple[Evidence, ...]:
+    """What was measured with this model, machine and engine build and may calibrate, newest first.
+
+    Interrupted, disturbed and unstable runs are kept in the store but are no calibration.
+
+    Raises:
+        UsageError: the store cannot be read (not a database, another program's, a newer schema).
+    """
+    if not store_path().exists():
+        return ()
+    runs: dict[str, list[sqlite3.Row]] = {}
+    with _opened(connect_to_read) as connection:
+        connection.row_factory = sqlite3.Row
+        for row in connection.execute(
+            "SELECT run_id, n_gen, settings, median_ts, low_ts, high_ts, ready_seconds FROM llama_bench "
+            "WHERE model_hash = ? AND machine_hash = ? AND engine = ? AND engine_build = ? "
+            "AND complete AND clean AND stable ORDER BY rowid DESC LIMIT ?",
+            (model_hash, machine_hash, engine, engine_build, 2 * _MOST_RUNS),
+        ):
+            runs.setdefault(row["run_id"], []).append(row)
+    found = (evidence_of(dict(row) for row in rows) for rows in runs.values())
+    return tuple(evidence for evidence in found if evidence is not None)
+
+
+@contextlib.contextmanager
+def _opened(how: Callable[[Path], sqlite3.Connection]) -> Iterator[sqlite3.Connection]:
+    path = store_path()
+    connection = how(path)
+    try:
+        yield connection
+    except sqlite3.Error as error:
+        raise explained(error, path) from error
+    finally:
+        # Closing rolls back what was not committed.
+        with contextlib.suppress(sqlite3.Error):
+            connection.close()
