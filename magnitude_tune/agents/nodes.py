@@ -1,0 +1,74 @@
+"""What a YAML file holds, as written: nodes that know where they stand in the text and are never expanded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["AliasNode", "Entry", "MappingNode", "Node", "ScalarNode", "SequenceNode", "followed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalarNode:
+    """One scalar. `start` and `end` enclose it in the text, quotes included, anchor and tag left out.
+
+    `value` is the text with quotes and escapes undone; `style` is None for a plain scalar, else its first character.
+    """
+
+    value: str
+    style: str | None
+    tag: str | None
+    anchor: str | None
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappingNode:
+    """Keys and values in their order. `end` of a block mapping is where its last value ends."""
+
+    entries: tuple[Entry, ...]
+    flow: bool
+    tag: str | None
+    anchor: str | None
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceNode:
+    """Items in their order. `end` of a block sequence is where its last item ends."""
+
+    items: tuple[Node, ...]
+    flow: bool
+    tag: str | None
+    anchor: str | None
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AliasNode:
+    """`*name`, and the node it stands for."""
+
+    name: str
+    target: Node
+    start: int
+    end: int
+
+
+Node = ScalarNode | MappingNode | SequenceNode | AliasNode
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key and its value."""
+
+    key: Node
+    value: Node
+
+
+def followed(node: Node) -> ScalarNode | MappingNode | SequenceNode:
+    """The node itself, or what its alias stands for."""
+    while isinstance(node, AliasNode):
+        node = node.target
+    return node
