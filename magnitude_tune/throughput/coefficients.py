@@ -1,0 +1,236 @@
+"""The shipped coefficients of the speed model: one stated efficiency per kind of device, its doubt and its source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from magnitude_tune.errors import InputFileError
+
+__all__ = [
+    "DEVICE_KINDS",
+    "SCHEMA_VERSION",
+    "Coefficients",
+    "CpuCoefficients",
+    "KindCoefficients",
+    "ReadyCoefficients",
+    "RefinementCoefficients",
+    "parse_coefficients",
+]
+
+SCHEMA_VERSION: Final = 1
+DEVICE_KINDS: Final = ("cpu", "gpu", "igpu", "apple", "rpc")
+"""Host CPU, discrete card, graphics in the host's memory, Apple's GPU, and a device over RPC."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindCoefficients:
+    """What one kind of device reaches of its data sheet, and what each step costs beside that.
+
+    Args:
+        tg_efficiency: share of the memory bandwidth that generation reaches.
+        tg_compute_efficiency: share of the peak arithmetic that generation (one token at a time) reaches.
+        pp_efficiency: share of the peak arithmetic that a large batch reaches.
+        half_batch_tokens: fixed cost of a batch, in tokens: at this batch size the device runs at half its best rate.
+        token_overhead_seconds, layer_overhead_seconds: per token generated or batch read, and per block of it.
+        link_bandwidth, link_latency_seconds: to the host, bytes/second and seconds a crossing, where unknown.
+        tg_factor_90, pp_factor_90: half-width of the 90 % interval as a factor: the rate lies in rate/f .. rate*f.
+    """
+
+    tg_efficiency: float
+    tg_compute_efficiency: float
+    pp_efficiency: float
+    half_batch_tokens: float
+    token_overhead_seconds: float
+    layer_overhead_seconds: float
+    link_bandwidth: float
+    link_latency_seconds: float
+    tg_factor_90: float
+    pp_factor_90: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuCoefficients:
+    """What is special about host CPUs.
+
+    Args:
+        core_bandwidth_share: most of the memory bandwidth that one core can draw, where its even share is less.
+        measured_bandwidth_gain: data-sheet bandwidth over what a copy on all cores measures.
+        repack_pp_gain, repack_tg_gain: how much faster repacked weights are multiplied.
+    """
+
+    core_bandwidth_share: float
+    measured_bandwidth_gain: float
+    repack_pp_gain: float
+    repack_tg_gain: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefinementCoefficients:
+    """How much a measurement here says about other settings.
+
+    Args:
+        tg_residual, pp_residual: standard deviation of log(measured/predicted) of other settings after the factor.
+        rerun_factor_90: between two sessions of the very same setting.
+    """
+
+    tg_residual: float
+    pp_residual: float
+    rerun_factor_90: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyCoefficients:
+    """Time to ready: rates in bytes/second, times in seconds, each from `low` (at best) to `high` (at worst)."""
+
+    disk_bandwidth: float
+    cache_bandwidth: float
+    repack_bandwidth: float
+    start_seconds_low: float
+    start_seconds_high: float
+    vocabulary_seconds_per_token: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficients:
+    """Everything `models/throughput.json` holds."""
+
+    kinds: Mapping[str, KindCoefficients]
+    cpu: CpuCoefficients
+    refinement: RefinementCoefficients
+    ready: ReadyCoefficients
+
+
+class _Reader:
+    """Takes values out of one object of the document and insists that nothing is missing, odd or left over."""
+
+    def __init__(self, value: object, path: str, where: str) -> None:
+        self._where = where
+        self._path = path
+        if not isinstance(value, Mapping):
+            raise self.error(f"{path or 'the document'} is not an object")
+        self._left = dict(value)
+
+    def error(self, what: str) -> InputFileError:
+        return InputFileError(what, where=self._where, hint="restore the file that this version shipped")
+
+    def take(self, name: str) -> object:
+        if name not in self._left:
+            raise self.error(f"{self._name(name)} is missing")
+        return self._left.pop(name)
+
+    def part(self, name: str) -> _Reader:
+        return _Reader(self.take(name), self._name(name), self._where)
+
+    def number(self, name: str, *, low: float = 0.0, high: float = 1e15) -> float:
+        value = self.take(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.error(f"{self._name(name)} is not a number: {value!r}")
+        if not (math.isfinite(value) and low <= value <= high):
+            raise self.error(f"{self._name(name)} is {value!r}, outside {low:g} to {high:g}")
+        return float(value)
+
+    def rate(self, name: str) -> float:
+        return self.number(name, low=1.0, high=1e16)
+
+    def efficiency(self, name: str) -> float:
+        return self.number(name, low=1e-4, high=100.0)
+
+    def factor(self, name: str) -> float:
+        return self.number(name, low=1.0, high=100.0)
+
+    def text(self, name: str) -> str:
+        value = self.take(name)
+        if not isinstance(value, str) or not value.strip():
+            raise self.error(f"{self._name(name)} is not a text")
+        return value
+
+    def done(self) -> None:
+        if self._left:
+            raise self.error(f"{self._name(min(self._left, key=str))} is not a name that this version knows")
+
+    def _name(self, name: object) -> str:
+        return f"{self._path}.{name}" if self._path else str(name)
+
+
+def parse_coefficients(document: Mapping[str, object], where: str) -> Coefficients:
+    """Check and take over the coefficients of a parsed `throughput.json`; `where` names the file in errors.
+
+    Raises:
+        InputFileError: another schema version, or a value that is missing, unknown, of another type or out of range.
+    """
+    reader = _Reader(document, "", where)
+    version = reader.take("schema_version")
+    if isinstance(version, bool) or version != SCHEMA_VERSION:
+        raise reader.error(f"schema_version is {version!r}, this version reads {SCHEMA_VERSION}")
+    kinds = reader.part("kinds")
+    coefficients = Coefficients(
+        kinds={kind: _kind(kinds.part(kind)) for kind in DEVICE_KINDS},
+        cpu=_cpu(reader.part("cpu")),
+        refinement=_refinement(reader.part("refinement")),
+        ready=_ready(reader.part("ready")),
+    )
+    kinds.done()
+    reader.done()
+    return coefficients
+
+
+def _kind(reader: _Reader) -> KindCoefficients:
+    kind = KindCoefficients(
+        tg_efficiency=reader.efficiency("tg_efficiency"),
+        tg_compute_efficiency=reader.efficiency("tg_compute_efficiency"),
+        pp_efficiency=reader.efficiency("pp_efficiency"),
+        half_batch_tokens=reader.number("half_batch_tokens", high=1e6),
+        token_overhead_seconds=reader.number("token_overhead_seconds", low=1e-9, high=10.0),
+        layer_overhead_seconds=reader.number("layer_overhead_seconds", high=10.0),
+        link_bandwidth=reader.rate("link_bandwidth"),
+        link_latency_seconds=reader.number("link_latency_seconds", high=10.0),
+        tg_factor_90=reader.factor("tg_factor_90"),
+        pp_factor_90=reader.factor("pp_factor_90"),
+        source=reader.text("source"),
+    )
+    reader.done()
+    return kind
+
+
+def _cpu(reader: _Reader) -> CpuCoefficients:
+    cpu = CpuCoefficients(
+        core_bandwidth_share=reader.number("core_bandwidth_share", low=1e-3, high=1.0),
+        measured_bandwidth_gain=reader.efficiency("measured_bandwidth_gain"),
+        repack_pp_gain=reader.factor("repack_pp_gain"),
+        repack_tg_gain=reader.factor("repack_tg_gain"),
+        source=reader.text("source"),
+    )
+    reader.done()
+    return cpu
+
+
+def _refinement(reader: _Reader) -> RefinementCoefficients:
+    refinement = RefinementCoefficients(
+        tg_residual=reader.number("tg_residual", low=1e-3, high=5.0),
+        pp_residual=reader.number("pp_residual", low=1e-3, high=5.0),
+        rerun_factor_90=reader.factor("rerun_factor_90"),
+        source=reader.text("source"),
+    )
+    reader.done()
+    return refinement
+
+
+def _ready(reader: _Reader) -> ReadyCoefficients:
+    ready = ReadyCoefficients(
+        disk_bandwidth=reader.rate("disk_bandwidth"),
+        cache_bandwidth=reader.rate("cache_bandwidth"),
+        repack_bandwidth=reader.rate("repack_bandwidth"),
+        start_seconds_low=reader.number("start_seconds_low", high=600.0),
+        start_seconds_high=reader.number("start_seconds_high", high=600.0),
+        vocabulary_seconds_per_token=reader.number("vocabulary_seconds_per_token", high=1.0),
+        source=reader.text("source"),
+    )
+    reader.done()
+    return ready
