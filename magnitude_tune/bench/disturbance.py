@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from magnitude_tune.engines.rpc import is_loopback, split_address
 from magnitude_tune.observations.values import Disturbance
 from magnitude_tune.units import MIB, format_bytes
 
@@ -25,7 +26,6 @@ _CORES_SLACK: Final = 0.5
 _MAX_CPU_PRESSURE_PERCENT: Final = 25.0
 _MAX_MEMORY_PRESSURE_PERCENT: Final = 10.0
 _MAX_SWAPPED_BYTES: Final = MIB
-_LOOPBACK_NAMES: Final = ("localhost", "::1", "[::1]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,11 +189,7 @@ def doubts(seen: Disturbance, *, n_threads: int, cores: int) -> tuple[str, ...]:
 
 def groups_of_listeners(endpoints: Iterable[str], watch: Watch) -> frozenset[int]:
     """Process groups on this host that serve `host:port` endpoints: a loopback RPC server works for us."""
-    ports = {
-        int(port)
-        for host, _, port in (endpoint.rpartition(":") for endpoint in endpoints)
-        if port.isdigit() and (host.startswith("127.") or host in _LOOPBACK_NAMES)
-    }
+    ports = {split_address(endpoint)[1] for endpoint in endpoints if is_loopback(endpoint)}
     if not ports:
         return frozenset()
     import psutil

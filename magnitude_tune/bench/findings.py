@@ -1,0 +1,68 @@
+"""What a run itself has to say: neighbours, heat, and layers that are not where they were meant to be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from magnitude_tune.bench.statistics import drift
+from magnitude_tune.engines.rpc import device_of_buffer
+from magnitude_tune.findings import Finding, Rule
+from magnitude_tune.observations.values import Measurement
+
+__all__ = ["offloaded_bytes", "run_findings"]
+
+
+def run_findings(measurement: Measurement) -> tuple[Finding, ...]:
+    """Findings of one measurement."""
+    return (*_disturbed(measurement), *_sinking(measurement), *_offload(measurement))
+
+
+def offloaded_bytes(measurement: Measurement) -> dict[str, int]:
+    """Bytes of weights and cache on each device other than the host, by the engine's own buffer lines."""
+    found: Counter[str] = Counter()
+    for line in measurement.buffers:
+        device = device_of_buffer(line.buffer)
+        if device != "CPU" and line.kind in ("model", "kv", "recurrent"):
+            found[device] += line.n_bytes
+    return dict(found)
+
+
+def _disturbed(measurement: Measurement) -> Iterator[Finding]:
+    fix = "run bench again while the machine is quiet"
+    for note in measurement.disturbance.notes:
+        yield Finding(Rule.DISTURBED_MEASUREMENT, f"{note}; the figures carry no verdict", fix=fix)
+    n_left_out = sum(left.reason == "disturbed" for left in measurement.left_out)
+    if n_left_out:
+        samples = "1 disturbed sample was" if n_left_out == 1 else f"{n_left_out} disturbed samples were"
+        yield Finding(Rule.DISTURBED_MEASUREMENT, f"{samples} repeated and left out of the figures")
+
+
+def _sinking(measurement: Measurement) -> Iterator[Finding]:
+    for test, samples in (("pp", measurement.pp_samples), ("tg", measurement.tg_samples)):
+        if not samples:
+            continue
+        seen = drift([sample.rate for sample in samples])
+        if seen.suspect:
+            yield Finding(
+                Rule.DISTURBED_MEASUREMENT,
+                f"{test} fell by {seen.fraction:.1%} from the first sample to the last, to {seen.sustained:.1f} t/s "
+                f"sustained after a peak of {seen.peak:.1f}: heat or a power limit is likely",
+                fix="let the machine cool down and run bench again; plan with the sustained figure",
+            )
+
+
+def _offload(measurement: Measurement) -> Iterator[Finding]:
+    settings = measurement.settings
+    if settings.n_gpu_layers <= 0:
+        return
+    held = offloaded_bytes(measurement)
+    missing = [device for device in settings.devices if not held.get(device)]
+    if not held or missing:
+        where = ", ".join(missing) or "any device"
+        yield Finding(
+            Rule.OFFLOAD_DIFFERS,
+            f"n_gpu_layers is {settings.n_gpu_layers}, but the engine's log shows no weights or cache on {where}",
+            fix="check that this build of the engine drives the device",
+            setting="n_gpu_layers",
+        )
