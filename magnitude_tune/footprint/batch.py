@@ -1,0 +1,48 @@
+"""What a graph is built for: the tokens of a micro batch, the slots, the cells of the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+__all__ = ["Batch", "Cells", "cells"]
+
+_CELL_PADDING: Final = 256
+
+
+class Cells(NamedTuple):
+    """Cells of one stream, of full and of sliding-window layers, and the number of streams."""
+
+    full: int
+    sliding: int
+    streams: int
+
+
+def _padded(n_tokens: int) -> int:
+    """Tokens rounded up to the cache's granularity of 256 cells."""
+    return -(-n_tokens // _CELL_PADDING) * _CELL_PADDING
+
+
+def cells(n_ctx: int, n_parallel: int, kv_unified: bool, n_ubatch: int, sliding_window: int) -> Cells:
+    """Cells per stream: one stream for all slots where the cache is unified, else one a slot.
+
+    A slot that does not share gets PAD(n_ctx / n_parallel, 256). A sliding-window layer keeps
+    PAD(min(cells, window * (n_parallel if unified else 1) + n_ubatch), 256).
+    """
+    total = _padded(max(1, n_ctx))
+    slots = max(1, n_parallel)
+    full = total if kv_unified else _padded(max(1, total // slots))
+    window = max(0, sliding_window) * (slots if kv_unified else 1) + max(1, n_ubatch)
+    return Cells(full, _padded(min(full, window)), 1 if kv_unified else slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`n_tokens` of a micro batch, one row of logits for each of `n_slots`, and the cache they read."""
+
+    n_tokens: int
+    n_slots: int
+    cells: Cells
+    flash_attn: bool
+    type_k: str
+    type_v: str

@@ -1,0 +1,183 @@
+"""The footprint of one model on one machine with one engine, for any settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
+
+from magnitude_tune.errors import UsageError
+from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
+from magnitude_tune.footprint.batch import Batch, cells
+from magnitude_tune.footprint.compute import Compute, Widths
+from magnitude_tune.footprint.host import HostCosts
+from magnitude_tune.footprint.kv_cache import KvCache
+from magnitude_tune.footprint.parts import Part
+from magnitude_tune.footprint.placement import Placement, place_layers
+from magnitude_tune.footprint.repack import RepackRules, expected_extra_buffers
+from magnitude_tune.footprint.values import Footprint, FootprintModel, Term
+from magnitude_tune.footprint.weights import Weights
+from magnitude_tune.header.values import ModelHeader
+from magnitude_tune.request import DEFAULT_N_CTX, Settings
+
+__all__ = ["footprint_model"]
+
+_WHERE: Final = attrgetter("n_gpu_layers", "devices", "tensor_split", "n_cpu_moe")
+_WEIGHTS: Final = attrgetter("n_gpu_layers", "devices", "tensor_split", "n_cpu_moe", "repack", "load_mode")
+_CONTEXT: Final = attrgetter(
+    "n_gpu_layers",
+    "devices",
+    "tensor_split",
+    "n_cpu_moe",
+    "n_ctx",
+    "n_parallel",
+    "kv_unified",
+    "n_batch",
+    "n_ubatch",
+    "flash_attn",
+    "type_k",
+    "type_v",
+)
+_HOST: Final = attrgetter("n_gpu_layers", "devices", "tensor_split", "cache_ram")
+
+
+def footprint_model(header: ModelHeader, machine: Fingerprint, engine: EngineFacts | None) -> FootprintModel:
+    """Prepares everything that does not depend on settings.
+
+    Args:
+        header: the model.
+        machine: its `devices` are exactly the accelerators this engine can use, in the engine's order.
+        engine: None plans as for llama-server by the newest rules, with the extra buffers this CPU allows.
+    """
+    return _Model(header, machine, engine)
+
+
+@dataclass(frozen=True, slots=True)
+class _Priced:
+    """One section of the terms with its reserved bytes summed by pool and by device."""
+
+    parts: tuple[Part, ...]
+    by_pool: tuple[int, ...]
+    by_device: tuple[int, ...]
+
+
+class _Model:
+    """Sections of terms, each remembered under the settings it depends on."""
+
+    def __init__(self, header: ModelHeader, machine: Fingerprint, engine: EngineFacts | None) -> None:
+        backends = tuple(device.backend for device in machine.devices)
+        buffers = expected_extra_buffers(machine.cpu.features) if engine is None else engine.extra_buffers
+        self._header = header
+        self._device_names = tuple(device.name for device in machine.devices)
+        self._place_of = {device.name: place for place, device in enumerate(machine.devices, start=1)}
+        self._free = {device.name: device.free_bytes or 0 for device in machine.devices}
+        host_pool = machine.host_pool.name
+        self._pool_names = tuple(pool.name for pool in machine.pools)
+        self._pool_of_place = (host_pool, *(device.pool for device in machine.devices))
+        self._pool_index = tuple(self._pool_names.index(name) for name in self._pool_of_place)
+        self._weights = Weights(header, RepackRules(buffers, machine.cpu.features), backends)
+        self._kv = KvCache(header)
+        self._compute = Compute(Widths.of(header, self._kv.has_full, self._kv.has_sliding), backends)
+        self._host = HostCosts(header.n_vocab, engine, backends)
+        self._placements: dict[tuple[object, ...], Placement] = {}
+        self._weights_priced: dict[tuple[object, ...], _Priced] = {}
+        self._context_priced: dict[tuple[object, ...], _Priced] = {}
+        self._host_priced: dict[tuple[object, ...], _Priced] = {}
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Pool names, in the order of `reserved`."""
+        return self._pool_names
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Accelerators, in the order of `reserved_by_device`."""
+        return self._device_names
+
+    def reserved(self, settings: Settings) -> tuple[int, ...]:
+        """Reserved bytes per pool."""
+        weights, context, host = self._sections(settings)
+        return tuple(map(sum, zip(weights.by_pool, context.by_pool, host.by_pool, strict=True)))
+
+    def reserved_by_device(self, settings: Settings) -> tuple[int, ...]:
+        """Reserved bytes per accelerator."""
+        weights, context, host = self._sections(settings)
+        return tuple(map(sum, zip(weights.by_device, context.by_device, host.by_device, strict=True)))
+
+    def footprint(self, settings: Settings) -> Footprint:
+        """Every term."""
+        return Footprint(
+            tuple(
+                Term(
+                    name=part.name,
+                    device="CPU" if part.place == 0 else self._device_names[part.place - 1],
+                    pool=self._pool_of_place[part.place],
+                    reserved_bytes=part.reserved,
+                    resident_bytes=part.resident,
+                    certainty=part.certainty,
+                    rule=part.rule,
+                )
+                for section in self._sections(settings)
+                for part in section.parts
+            )
+        )
+
+    def _sections(self, settings: Settings) -> tuple[_Priced, _Priced, _Priced]:
+        weights = self._weights_priced.get(key := _WEIGHTS(settings))
+        if weights is None:
+            placement = self._placement(settings)
+            weights = self._price(
+                self._weights.parts(placement, settings.n_cpu_moe, settings.repack, settings.load_mode)
+            )
+            self._weights_priced[key] = weights
+        context = self._context_priced.get(key := _CONTEXT(settings))
+        if context is None:
+            context = self._context_priced[key] = self._price(self._context_parts(settings))
+        host = self._host_priced.get(key := _HOST(settings))
+        if host is None:
+            places = tuple(span.place for span in self._placement(settings).spans)
+            host = self._host_priced[key] = self._price(self._host.parts(places, settings.cache_ram))
+        return weights, context, host
+
+    def _context_parts(self, settings: Settings) -> list[Part]:
+        placement = self._placement(settings)
+        n_ctx = settings.n_ctx if settings.n_ctx > 0 else self._header.context_length or DEFAULT_N_CTX
+        n_ubatch = max(1, min(settings.n_ubatch, settings.n_batch, n_ctx))
+        size = cells(n_ctx, settings.n_parallel, settings.kv_unified, n_ubatch, self._header.sliding_window)
+        n_slots = max(1, settings.n_parallel)
+        batch = Batch(n_ubatch, n_slots, size, settings.flash_attn, settings.type_k, settings.type_v)
+        largest = self._weights.largest_on_host(placement, settings.n_cpu_moe)
+        return [
+            *self._kv.parts(placement, batch),
+            *self._compute.parts(placement, batch, largest),
+        ]
+
+    def _placement(self, settings: Settings) -> Placement:
+        key = _WHERE(settings)
+        placement = self._placements.get(key)
+        if placement is None:
+            try:
+                places = [self._place_of[name] for name in settings.devices]
+            except KeyError as error:
+                raise UsageError(
+                    f"device {error.args[0]} is not one this engine can use",
+                    hint=f"devices here: {', '.join(self._device_names) or 'none'}",
+                ) from None
+            placement = place_layers(
+                self._header.block_count,
+                settings.n_gpu_layers,
+                places,
+                settings.tensor_split,
+                [self._free[name] for name in settings.devices],
+            )
+            self._placements[key] = placement
+        return placement
+
+    def _price(self, parts: list[Part]) -> _Priced:
+        by_pool = [0] * len(self._pool_names)
+        by_device = [0] * len(self._device_names)
+        for part in parts:
+            by_pool[self._pool_index[part.place]] += part.reserved
+            if part.place:
+                by_device[part.place - 1] += part.reserved
+        return _Priced(tuple(parts), tuple(by_pool), tuple(by_device))

@@ -1,0 +1,122 @@
+"""Which matrices the CPU backend copies into a layout of its own, and how big the copies are.
+
+Rules: ggml's src/ggml-cpu/amx/amx.cpp with mmq.cpp (`get_row_size`) and src/ggml-cpu/repack.cpp
+(`ggml_repack_get_optimal_repack_type`). AMX takes matrices of plain matmuls only, so expert tensors are left to
+CPU_REPACK. The buffers are tried in the order in which the engine lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from magnitude_tune.header.values import Role, TensorGroup
+
+__all__ = ["Layout", "RepackRules", "expected_extra_buffers"]
+
+_AMX_GROWTH: Final = {
+    "q4_0": Fraction(1),
+    "q4_1": Fraction(1),
+    "q8_0": Fraction(38, 34),
+    "q4_k": Fraction(148, 144),
+    "q5_k": Fraction(180, 176),
+    "q6_k": Fraction(1),
+    "iq4_xs": Fraction(138, 136),
+    "f16": Fraction(1),
+}
+"""Bytes per block in the AMX buffer over bytes per block in the file: some types gain sums or unpacked scales."""
+
+_AVX2_TYPES: Final = frozenset({"q4_0", "q4_k", "iq4_nl", "mxfp4"})
+_AVX512_TYPES: Final = frozenset({"q2_k"})
+_NEON_TYPES: Final = frozenset({"q4_0", "q4_k", "iq4_nl", "mxfp4", "q5_k", "q6_k", "q8_0", "q1_0"})
+_DOT_PRODUCT_FLAGS: Final = frozenset({"asimddp", "dotprod", "i8mm"})
+_AMX_FLAGS: Final = frozenset({"amx_int8", "avx512_vnni"})
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Repacked matrices in bytes: their copies, their sources in the file, and the largest read at once.
+
+    `tied_source`: the part of `source` that is the token embedding of a tied output: it also stays as it was.
+    """
+
+    copy: int = 0
+    source: int = 0
+    tied_source: int = 0
+    largest_amx: int = 0
+    largest_repack: int = 0
+
+    def plus(self, other: Layout) -> Layout:
+        """Both together."""
+        return Layout(
+            self.copy + other.copy,
+            self.source + other.source,
+            self.tied_source + other.tied_source,
+            max(self.largest_amx, other.largest_amx),
+            max(self.largest_repack, other.largest_repack),
+        )
+
+    def minus(self, part: Layout) -> Layout:
+        """Without a part of it; the largest tensors stay as an upper bound."""
+        return Layout(
+            self.copy - part.copy,
+            self.source - part.source,
+            self.tied_source - part.tied_source,
+            self.largest_amx,
+            self.largest_repack,
+        )
+
+
+class RepackRules:
+    """What one engine build repacks on one CPU."""
+
+    def __init__(self, extra_buffers: tuple[str, ...], cpu_features: frozenset[str]) -> None:
+        self._buffers = extra_buffers
+        self._repack_types = _cpu_repack_types(cpu_features)
+
+    def layout(self, groups: Iterable[TensorGroup]) -> Layout:
+        """The layout of these tensors if they stay on the CPU."""
+        total = Layout()
+        for group in groups:
+            buffer = self._buffer(group)
+            if buffer is None or not group.repackable_bytes:
+                continue
+            source = group.repackable_bytes
+            growth = _AMX_GROWTH[group.type_name] if buffer == "amx" else Fraction(1)
+            total = total.plus(
+                Layout(
+                    copy=source * growth.numerator // growth.denominator,
+                    source=source,
+                    tied_source=source if group.role is Role.TOKEN_EMBEDDING else 0,
+                    largest_amx=group.largest_bytes if buffer == "amx" else 0,
+                    largest_repack=group.largest_bytes if buffer == "cpu_repack" else 0,
+                )
+            )
+        return total
+
+    def _buffer(self, group: TensorGroup) -> str | None:
+        for buffer in self._buffers:
+            if buffer == "amx" and group.type_name in _AMX_GROWTH and group.role is not Role.EXPERT_FFN:
+                return buffer
+            if buffer == "cpu_repack" and group.type_name in self._repack_types:
+                return buffer
+        return None
+
+
+def expected_extra_buffers(cpu_features: frozenset[str]) -> tuple[str, ...]:
+    """Extra buffers that a build for this very CPU would have, best first: the plan before an engine is installed."""
+    amx = ("amx",) if cpu_features >= _AMX_FLAGS else ()
+    return (*amx, "cpu_repack") if _cpu_repack_types(cpu_features) else amx
+
+
+def _cpu_repack_types(features: frozenset[str]) -> frozenset[str]:
+    types: frozenset[str] = frozenset()
+    if "avx2" in features:
+        types |= _AVX2_TYPES
+    if "avx512f" in features:
+        types |= _AVX512_TYPES
+    if features & _DOT_PRODUCT_FLAGS:
+        types |= _NEON_TYPES
+    return types
