@@ -17,7 +17,7 @@ from magnitude_tune.errors import ConfigError
 from magnitude_tune.findings import Finding, Place, Rule
 from magnitude_tune.request import Given
 
-__all__ = ["DIALECTS", "AgentRequest", "locate", "read_agent", "understood"]
+__all__ = ["DIALECTS", "AgentRequest", "locate", "looks_like_agent", "read_agent", "understood"]
 
 DIALECTS: Final[tuple[Dialect, ...]] = (HERMES, PLAIN)
 """In the order they are tried: the one with a block of its own before the one that takes the whole file."""
@@ -36,6 +36,11 @@ class AgentRequest:
     document: AgentDocument
     values: Mapping[str, Given]
     findings: tuple[Finding, ...] = ()
+
+
+def looks_like_agent(path: Path) -> bool:
+    """Whether a path names a configuration rather than a model: by its suffix, so that it need not exist."""
+    return path.suffix.lower() in (".yaml", ".yml", ".json")
 
 
 def read_agent(path: Path, dialect: str | None = None) -> AgentRequest:
@@ -115,9 +120,11 @@ def _beside_file(value: Given, path: Path, *, is_path: bool) -> Given:
         return value
     if not (is_path or "/" in raw or "\\" in raw or raw.lower().endswith(".gguf")):
         return value
-    if raw.startswith("~"):
+    try:
+        return Given(str(path.parent / Path(raw).expanduser()), value.place)
+    except RuntimeError:
+        # No such user: the path is taken as it stands, and not found.
         return value
-    return Given(str(path.parent / raw), value.place)
 
 
 def _stray_magnitude(document: AgentDocument) -> tuple[Finding, ...]:
