@@ -1,0 +1,97 @@
+"""Header facts, kept between runs: noticed as stale when a file's size, time or identity changes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, cast
+
+from magnitude_tune.errors import HeaderError
+from magnitude_tune.header.read import read_model
+from magnitude_tune.header.shards import model_in, shard_paths
+from magnitude_tune.header.values import (
+    Attention,
+    FileKind,
+    LayerKv,
+    ModelHeader,
+    MoeFacts,
+    RecurrentShape,
+    Role,
+    ShardFile,
+    TensorGroup,
+)
+from magnitude_tune.storage import read_cached, write_cached
+
+__all__ = ["read_model_cached"]
+
+# Raised by one whenever the rules that derive facts change: stored facts are then read again.
+_RULES = 1
+
+
+def read_model_cached(path: str | os.PathLike[str]) -> ModelHeader:
+    """As `read_model`, from the cache where no shard has changed (size, modification time, inode).
+
+    Raises:
+        HeaderError: as `read_model`.
+    """
+    where = os.fspath(path)
+    if Path(where).is_dir():
+        where = model_in(where)
+    key = _key(where)
+    if key is None:
+        return read_model(where)
+    name = f"header-{hashlib.sha256(os.path.abspath(where).encode(errors='surrogateescape')).hexdigest()[:24]}"  # noqa: PTH100 - links keep their names
+    stored = read_cached(name, key)
+    if stored is not None:
+        try:
+            return _from_json(cast("dict[str, Any]", stored), where)
+        except (KeyError, TypeError, ValueError):
+            pass
+    header = read_model(where)
+    write_cached(name, key, _to_json(header))
+    return header
+
+
+def _key(path: str) -> str | None:
+    """What the stored facts must have been read from; None where a shard cannot be looked at."""
+    parts = [str(_RULES)]
+    try:
+        for shard in shard_paths(path):
+            facts = Path(shard).stat()
+            parts.append(f"{facts.st_size}:{facts.st_mtime_ns}:{facts.st_ino}")
+    except (OSError, ValueError, HeaderError):
+        return None
+    return "/".join(parts)
+
+
+def _to_json(header: ModelHeader) -> dict[str, object]:
+    """Flat rows: a few milliseconds to load for a model of 80 blocks."""
+    values: dict[str, object] = {name: getattr(header, name) for name in header.__slots__}
+    values["shards"] = [[shard.n_bytes, shard.missing_bytes] for shard in header.shards]
+    values["layers"] = [_row(layer) for layer in header.layers]
+    values["groups"] = [_row(group) for group in header.groups]
+    values["moe"] = _row(header.moe) if header.moe else None
+    values["recurrent"] = _row(header.recurrent) if header.recurrent else None
+    del values["path"]
+    return values
+
+
+def _row(value: LayerKv | TensorGroup | MoeFacts | RecurrentShape) -> list[object]:
+    return [getattr(value, name) for name in value.__slots__]
+
+
+def _from_json(stored: dict[str, Any], path: str) -> ModelHeader:
+    """Paths are not stored: the same file may be named from another folder."""
+    paths = shard_paths(path)
+    values = dict(stored)
+    values["path"] = paths[0]
+    values["kind"] = FileKind(stored["kind"])
+    values["shards"] = tuple(ShardFile(path, *sizes) for path, sizes in zip(paths, stored["shards"], strict=True))
+    values["layers"] = tuple(LayerKv(Attention(row[0]), *row[1:]) for row in stored["layers"])
+    values["groups"] = tuple(TensorGroup(row[0], Role(row[1]), *row[2:]) for row in stored["groups"])
+    values["moe"] = MoeFacts(*stored["moe"]) if stored["moe"] else None
+    values["recurrent"] = RecurrentShape(*stored["recurrent"]) if stored["recurrent"] else None
+    for name in ("n_ff", "notes", "unknown_types"):
+        values[name] = tuple(stored[name])
+    return ModelHeader(**values)

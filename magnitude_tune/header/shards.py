@@ -1,0 +1,145 @@
+"""From a path to the files of one model: a single file, any shard of a split one, or a folder with one model."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from magnitude_tune.errors import HeaderError
+from magnitude_tune.header.facts import Facts
+from magnitude_tune.header.kinds import kind_of
+from magnitude_tune.header.raw import read_raw
+from magnitude_tune.header.values import FileKind, RawHeader
+
+__all__ = ["model_in", "read_shards", "shard_paths"]
+
+_SPLIT_NAME: Final = re.compile(
+    r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL | re.IGNORECASE
+)
+_MAX_SHARDS: Final = 999
+_MAX_CANDIDATES: Final = 32
+_SHOWN: Final = 8
+
+
+def shard_paths(path: str) -> tuple[str, ...]:
+    """All files of the model that `path` is a file of, by its name; links keep their names.
+
+    Raises:
+        HeaderError: the name cannot be one of a split model (`name-00001-of-00003.gguf`).
+    """
+    folder, name = os.path.split(path)
+    match = _SPLIT_NAME.fullmatch(name)
+    if not match:
+        return (path,)
+    number, count = int(match["number"]), int(match["count"])
+    if not 1 <= number <= count <= _MAX_SHARDS:
+        raise HeaderError(
+            f"the name says part {number} of {count}",
+            where=path,
+            hint="parts are numbered from 00001 on; give the file the name it was published under",
+        )
+    names = (f"{match['prefix']}-{index:05d}-of-{count:05d}{name[-5:]}" for index in range(1, count + 1))
+    return tuple(os.path.join(folder, name) for name in names)  # noqa: PTH118 - Path would drop a leading `./`
+
+
+def read_shards(path: str) -> tuple[RawHeader, ...]:
+    """The raw header of every shard, the first one first, whichever of them `path` names.
+
+    Raises:
+        HeaderError: a shard is missing, cannot be read, or does not belong to the others.
+    """
+    paths = shard_paths(path)
+    missing = [shard for shard in paths if not Path(shard).is_file()]
+    if missing and len(paths) > 1 and Path(path).exists():
+        names = _list_of(Path(shard).name for shard in missing)
+        raise HeaderError(
+            f"{len(missing)} of its {len(paths)} parts are missing: {names}",
+            where=path,
+            hint="download the missing parts into the same folder",
+        )
+    shards = tuple(read_raw(shard) for shard in paths)
+    _check_split(shards, path)
+    return shards
+
+
+def _check_split(shards: tuple[RawHeader, ...], path: str) -> None:
+    """Numbers in the headers count from 0, those in the names from 1 (llama.cpp's gguf-split)."""
+    told = Facts(shards[0].metadata, shards[0].path).whole("split.count") or 1
+    if told != len(shards):
+        raise HeaderError(
+            f"it is one of {told} parts, but its name does not say so"
+            if len(shards) == 1
+            else f"its name says {len(shards)} parts, its header {told}",
+            where=path,
+            hint="give the parts the names they were published under (name-00001-of-00003.gguf)",
+        )
+    if len(shards) == 1:
+        return
+    for index, shard in enumerate(shards):
+        if Facts(shard.metadata, shard.path).whole("split.no") != index:
+            raise HeaderError(
+                f"this file is not part {index + 1} of {told}, though its name says so",
+                where=shard.path,
+                hint="it was renamed or overwritten; download this part again",
+            )
+    _check_tensors(shards, path)
+
+
+def _check_tensors(shards: tuple[RawHeader, ...], path: str) -> None:
+    names: set[str] = set()
+    for shard in shards:
+        for tensor in shard.tensors:
+            if tensor.name in names:
+                raise HeaderError(
+                    f"the tensor {tensor.name!r} is in two parts",
+                    where=shard.path,
+                    hint="parts of different models lie together; download the parts again",
+                )
+            names.add(tensor.name)
+    told = Facts(shards[0].metadata, shards[0].path).whole("split.tensors.count")
+    if told is not None and told != len(names):
+        raise HeaderError(
+            f"its parts hold {len(names)} tensors together, the header says {told}",
+            where=path,
+            hint="parts of different models lie together; download the parts again",
+        )
+
+
+def model_in(folder: str) -> str:
+    """The one model in a folder (its first shard); projectors, adapters and importance matrices are passed over.
+
+    Raises:
+        HeaderError: there is none, or more than one.
+    """
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(".gguf"))
+    except OSError as error:
+        raise HeaderError(f"cannot be listed: {error.strerror}", where=folder, hint="name the file itself") from error
+    firsts = sorted({shard_paths(str(Path(folder) / name))[0] for name in names})
+    if len(firsts) > _MAX_CANDIDATES:
+        raise HeaderError(f"{len(firsts)} GGUF files are in this folder", where=folder, hint="name one of them")
+    models = [first for first in firsts if _is_model(first)]
+    if not models:
+        raise HeaderError("no GGUF model is in this folder", where=folder, hint="name the .gguf file itself")
+    if len(models) > 1:
+        found = _list_of(Path(first).name for first in models)
+        raise HeaderError(f"{len(models)} models are in this folder: {found}", where=folder, hint="name one of them")
+    return models[0]
+
+
+def _is_model(path: str) -> bool:
+    """A file that cannot be read counts as one: reading it again says what is wrong with it."""
+    try:
+        raw = read_raw(path)
+    except HeaderError:
+        return True
+    return kind_of(raw.metadata, has_tensors=True) is FileKind.MODEL
+
+
+def _list_of(names: Iterable[str]) -> str:
+    shown = list(names)
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return ", ".join(shown[:_SHOWN]) + more
