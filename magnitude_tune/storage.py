@@ -11,7 +11,7 @@ from pathlib import Path
 from magnitude_tune import __version__
 from magnitude_tune.errors import UsageError
 
-__all__ = ["cache_dir", "data_dir", "read_cached", "write_cached", "write_whole"]
+__all__ = ["cache_dir", "data_dir", "read_cached", "shipped_dir", "write_cached", "write_whole"]
 
 _HOME_VARIABLE = "MAGNITUDE_TUNE_HOME"
 
@@ -33,6 +33,13 @@ def _folder(kind: str) -> Path:
 
     name = "magnitude-tune"
     return platformdirs.user_cache_path(name) if kind == "cache" else platformdirs.user_data_path(name)
+
+
+def shipped_dir(name: str) -> Path:
+    """Folder `models` or `profiles` as it travels with the package: inside the wheel, or beside a checkout."""
+    package = Path(__file__).parent
+    inside = package / "_shipped" / name
+    return inside if inside.is_dir() else package.parent / name
 
 
 def read_cached(name: str, key: str) -> dict[str, object] | None:

@@ -13,10 +13,13 @@ from magnitude_tune.resolver.choose import Limits, choose
 from magnitude_tune.resolver.values import CurvePoint
 from magnitude_tune.throughput.values import Speed, SpeedModel
 
-__all__ = ["TENTHS", "curve_points", "magnitude_for_target"]
+__all__ = ["CURVE", "TENTHS", "curve_points", "magnitude_for_target"]
 
 TENTHS: Final = tuple(tenth / 10 for tenth in range(1, int(10 * MAX_MAGNITUDE) + 1))
 """Every magnitude that can be told apart in print."""
+
+CURVE: Final = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.3, 3.7, 4.0, 4.4, 5.0, 6.0)
+"""Where `resolve --curve` states the choice: closer together inside the safe band."""
 
 
 def curve_points(

@@ -1,0 +1,91 @@
+"""Options that several commands share; every setting is read as text, so that one reader judges all sources."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+import typer
+
+__all__ = [
+    "ENGINE_PATH",
+    "EXPLAIN",
+    "JSON",
+    "MACHINE",
+    "OUTPUT",
+    "QUIET",
+    "RPC",
+    "SYSROOT",
+    "VERBOSE",
+    "with_settings",
+]
+
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object in base units.")]
+OUTPUT = Annotated[
+    str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the result to FILE; - is stdout.")
+]
+QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors.")]
+VERBOSE = Annotated[bool, typer.Option("--verbose", "-v", help="Say more on stderr.")]
+EXPLAIN = Annotated[bool, typer.Option("--explain", help="Show every term of the memory and every reason.")]
+MACHINE = Annotated[
+    str | None,
+    typer.Option("--machine", metavar="FILE|NAME", help="Plan for a stored machine or a shipped profile."),
+]
+SYSROOT = Annotated[
+    str | None, typer.Option("--sysroot", metavar="DIR", help="Read proc and sys below DIR instead of this machine's.")
+]
+ENGINE_PATH = Annotated[
+    str | None, typer.Option("--engine-path", metavar="PATH", help="A llama-server, or the folder that holds it.")
+]
+RPC = Annotated[
+    list[str] | None,
+    typer.Option("--rpc", metavar="HOST:PORT", help="A ggml-rpc-server whose devices may be used; repeatable."),
+]
+
+SETTINGS: Final = {
+    "magnitude": "How hard to use the machine, 0.1 to 6; 4.0 unless the config says otherwise.",
+    "model": "The model file, instead of the config's.",
+    "engine": "llama_cpp_python or llama_server; chosen where unset.",
+    "n_ctx": "Context in tokens, over all slots.",
+    "n_parallel": "Slots that share the context.",
+    "n_gpu_layers": "Layers on the accelerator, output layer included; all, auto or a number.",
+    "n_threads": "Threads for generating.",
+    "n_threads_batch": "Threads for reading the prompt.",
+    "n_batch": "Tokens handed to the engine at once.",
+    "n_ubatch": "Tokens computed at once.",
+    "flash_attn": "on, off or auto.",
+    "type_k": "Type of the K cache: f16, q8_0, q4_0 ...",
+    "type_v": "Type of the V cache.",
+    "load_mode": "mmap or none.",
+    "repack": "on or off: copies of the weights in a layout that the CPU reads faster.",
+    "cache_ram": "MiB of host memory for the server's prompt cache.",
+    "n_cpu_moe": "Blocks whose experts stay on the CPU.",
+    "kv_unified": "on or off: one KV cache for all slots.",
+    "tensor_split": "Proportions of the offloaded layers per device, for example 3,1.",
+    "main_gpu": "Number of the main device.",
+    "target": "The least magnitude that reaches this, for example tg>=15 or ttft_seconds<=0.8.",
+}
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option per setting; it receives those that were used as `flags`, by name, as text."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [parameter for name, parameter in signature.parameters.items() if name != "flags"]
+    options = [_option(name, text) for name, text in SETTINGS.items()]
+
+    def run(**values: Any) -> None:
+        given = ((name, values.pop(name)) for name in SETTINGS)
+        command(**values, flags=tuple((name, value) for name, value in given if value is not None))
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return run
+
+
+def _option(name: str, text: str) -> inspect.Parameter:
+    flag = "--" + name.replace("_", "-")
+    annotation = Annotated[
+        str | None, typer.Option(flag, metavar="VALUE", help=text, rich_help_panel="Settings (free where unset)")
+    ]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

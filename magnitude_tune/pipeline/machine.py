@@ -1,0 +1,141 @@
+"""This machine, or a stored one, with the engines found on it and the devices that only an engine can see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from magnitude_tune.errors import UsageError
+from magnitude_tune.fingerprint.collect import collect
+from magnitude_tune.fingerprint.stored import load_machine
+from magnitude_tune.fingerprint.values import (
+    HOST_POOL,
+    Device,
+    EngineDevice,
+    EngineFacts,
+    Fact,
+    Fingerprint,
+    Pool,
+)
+
+__all__ = ["find_machine", "this_machine"]
+
+_GUESSED_CARD = (200e9, 10e12)
+"""Bytes/second and operations/second of an accelerator nobody knows: a small card of the last years."""
+
+_ENGINE_BACKENDS = {"CUDA": "cuda", "ROCm": "rocm", "Vulkan": "vulkan", "SYCL": "sycl", "RPC": "rpc", "Metal": "metal"}
+
+
+def find_machine(
+    *, machine: str | None = None, sysroot: str | None = None, engine_path: str | None = None, rpc: Sequence[str] = ()
+) -> Fingerprint:
+    """The stored machine of that name or file, else the one of a sysroot, else this one.
+
+    Raises:
+        UsageError: options that exclude each other, or an unknown machine.
+        InputFileError: a machine file that cannot be read.
+    """
+    if machine is None:
+        return this_machine(sysroot=sysroot, engine_path=engine_path, rpc=tuple(rpc))
+    if sysroot is not None or engine_path is not None or rpc:
+        raise UsageError(
+            "--machine plans for a stored machine",
+            where="--machine",
+            hint="leave out --sysroot, --engine-path and --rpc, which look at this one",
+        )
+    return load_machine(machine)
+
+
+def this_machine(*, sysroot: str | None, engine_path: str | None, rpc: tuple[str, ...]) -> Fingerprint:
+    """This machine (or the one whose /proc and /sys lie under `sysroot`) with its engines."""
+    if sysroot is not None:
+        if not Path(sysroot).is_dir():
+            raise UsageError("no such folder", where="--sysroot", hint="name a folder that holds proc and sys")
+        found = collect(root=Path(sysroot))
+    else:
+        found = collect()
+    from magnitude_tune.engines.find import find_engines
+    from magnitude_tune.engines.illegal import without_crashing_buffers
+
+    engines = find_engines(engine_path=engine_path, rpc=rpc)
+    engines = without_crashing_buffers(engines, found.machine_hash)
+    return with_engine_devices(replace(found, engines=engines), rpc)
+
+
+def with_engine_devices(machine: Fingerprint, rpc: tuple[str, ...]) -> Fingerprint:
+    """Add what only the engines see: devices over RPC, and cards that no probe of ours found.
+
+    A card that both see keeps the smaller of the two readings of its free memory.
+    """
+    devices = list(machine.devices)
+    pools = list(machine.pools)
+    for listed in _listed(machine.engines):
+        known = next((i for i, device in enumerate(devices) if _is_same(device, listed)), None)
+        if known is not None:
+            devices[known] = _with_less_free(devices[known], listed)
+            pools = [_with_less_available(pool, devices[known]) for pool in pools]
+            continue
+        device, pool = _from_engine(listed, machine, rpc)
+        devices.append(device)
+        if pool is not None:
+            pools.append(pool)
+    return replace(machine, devices=tuple(devices), pools=tuple(pools))
+
+
+def _listed(engines: Iterable[EngineFacts]) -> Iterable[EngineDevice]:
+    seen: set[str] = set()
+    for engine in engines:
+        for device in engine.devices:
+            if device.name not in seen and engine.problem is None:
+                seen.add(device.name)
+                yield device
+
+
+def _is_same(device: Device, listed: EngineDevice) -> bool:
+    return device.name == listed.name
+
+
+def _with_less_free(device: Device, listed: EngineDevice) -> Device:
+    if device.free_bytes is None:
+        return replace(device, free_bytes=listed.free_bytes)
+    return replace(device, free_bytes=min(device.free_bytes, listed.free_bytes))
+
+
+def _with_less_available(pool: Pool, device: Device) -> Pool:
+    if pool.name != device.pool or pool.kind != "card" or device.free_bytes is None:
+        return pool
+    return replace(pool, available_bytes=min(pool.available_bytes, device.free_bytes))
+
+
+def _from_engine(listed: EngineDevice, machine: Fingerprint, rpc: tuple[str, ...]) -> tuple[Device, Pool | None]:
+    """A device as an engine lists it; a loopback RPC device shares this host's RAM, so it brings no pool."""
+    prefix = listed.name.rstrip("0123456789")
+    backend = _ENGINE_BACKENDS.get(prefix, prefix.lower())
+    source = "listed by the engine"
+    bandwidth, flops = (Fact(value, "guessed: unknown device") for value in _GUESSED_CARD)
+    pool: Pool | None = Pool(listed.name.lower(), "card", listed.total_bytes, listed.free_bytes)
+    link = None
+    if backend == "rpc":
+        from magnitude_tune.engines.rpc import is_loopback
+
+        number = int(listed.name[len(prefix) :] or 0)
+        if number < len(rpc) and is_loopback(rpc[number]):
+            bandwidth = replace(machine.cpu.bandwidth, source=f"this host's: {machine.cpu.bandwidth.source}")
+            flops = replace(machine.cpu.flops, source=f"this host's: {machine.cpu.flops.source}")
+            pool = None
+        else:
+            pool = Pool(listed.name.lower(), "remote", listed.total_bytes, listed.free_bytes)
+    device = Device(
+        name=listed.name,
+        backend=backend,
+        pool=HOST_POOL if pool is None else pool.name,
+        description=listed.description,
+        total_bytes=listed.total_bytes,
+        free_bytes=listed.free_bytes,
+        bandwidth=bandwidth,
+        flops=flops,
+        link_bandwidth=link,
+        source=source,
+    )
+    return device, pool

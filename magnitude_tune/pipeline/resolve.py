@@ -1,0 +1,173 @@
+"""Header, fingerprint, history and resolver, composed once for everybody."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from magnitude_tune.agents.detect import AgentRequest, looks_like_agent, read_agent
+from magnitude_tune.errors import InputFileError, UsageError
+from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
+from magnitude_tune.findings import Finding, Rule
+from magnitude_tune.footprint.model import footprint_model
+from magnitude_tune.header.cached import read_model_cached
+from magnitude_tune.header.read import require_runnable
+from magnitude_tune.header.values import ModelHeader
+from magnitude_tune.pipeline.engine_choice import choose_engine, machine_for_engine
+from magnitude_tune.pipeline.layers import Layer, build_request, environment_layer, flag_layer, user_layer
+from magnitude_tune.pipeline.machine import find_machine
+from magnitude_tune.request import Request
+from magnitude_tune.resolver.resolve import resolve
+from magnitude_tune.resolver.subject import Subject
+from magnitude_tune.resolver.values import Resolution
+from magnitude_tune.storage import shipped_dir
+from magnitude_tune.throughput.coefficients import Coefficients, parse_coefficients
+from magnitude_tune.throughput.model import speed_model
+from magnitude_tune.throughput.values import Evidence
+
+__all__ = ["ResolveOptions", "Resolved", "resolve_request"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolveOptions:
+    """What to resolve and where.
+
+    Args:
+        what: an agent's config file, or a model file.
+        flags: settings from the command line, by llama.cpp's names, as text.
+        machine: a stored machine's file or name; None for this machine.
+        history: whether measurements made here count.
+        magnitudes: where to state the curve.
+    """
+
+    what: str
+    flags: tuple[tuple[str, str], ...] = ()
+    machine: str | None = None
+    sysroot: str | None = None
+    engine_path: str | None = None
+    rpc: tuple[str, ...] = ()
+    history: bool = True
+    magnitudes: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A resolution with everything it was made from. `agent` is None where a model was named."""
+
+    resolution: Resolution
+    request: Request
+    header: ModelHeader
+    machine: Fingerprint
+    engine: EngineFacts | None
+    rpc: tuple[str, ...]
+    agent: AgentRequest | None
+
+
+def resolve_request(options: ResolveOptions) -> Resolved:
+    """Read the request, the model and the machine, and resolve.
+
+    Raises:
+        MagnitudeTuneError: whatever of the config, the model or the machine cannot be used, or what does not fit.
+    """
+    agent, request = read_request(options)
+    header = _model(options, agent, request)
+    found = find_machine(
+        machine=options.machine, sysroot=options.sysroot, engine_path=options.engine_path, rpc=options.rpc
+    )
+    engine, about_engine = choose_engine(found, _wanted_engine(options, request), request.sources.get("engine"))
+    machine = machine_for_engine(found, engine)
+    evidence = history(header, machine, engine) if options.history and options.sysroot is None else ()
+    subject = Subject(
+        header=header,
+        machine=machine,
+        engine=engine,
+        footprint=footprint_model(header, machine, engine),
+        speed=speed_model(header, machine, engine, shipped_coefficients(), evidence),
+    )
+    known = (*found.notes, *about_engine, *_about_model(header))
+    resolution = resolve(subject, request, known=known, magnitudes=options.magnitudes)
+    return Resolved(
+        resolution=resolution,
+        request=request,
+        header=header,
+        machine=machine,
+        engine=engine,
+        rpc=options.rpc,
+        agent=agent,
+    )
+
+
+def read_request(options: ResolveOptions) -> tuple[AgentRequest | None, Request]:
+    """The request from all layers, defaults < user file < config < environment < flags."""
+    agent = read_agent(Path(options.what)) if looks_like_agent(Path(options.what)) else None
+    layers: list[Layer] = [*user_layer()]
+    if agent is not None:
+        layers.append(Layer(agent.dialect, agent.values))
+    layers += [environment_layer(), flag_layer(dict(options.flags))]
+    request = build_request(layers)
+    if agent is not None:
+        request = replace(request, findings=(*agent.findings, *request.findings))
+    return agent, request
+
+
+def _model(options: ResolveOptions, agent: AgentRequest | None, request: Request) -> ModelHeader:
+    path = request.model if agent is not None else options.what
+    if path is None:
+        raise InputFileError("no model is named", where=options.what, hint="add model_path, or use --model FILE")
+    header = read_model_cached(path)
+    require_runnable(header)
+    return header
+
+
+def _wanted_engine(options: ResolveOptions, request: Request) -> str | None:
+    """RPC devices and an engine's path are llama-server's: the embedded engine has neither."""
+    if not options.rpc and options.engine_path is None:
+        return request.engine
+    if request.engine not in (None, "llama_server"):
+        raise UsageError(
+            f"--rpc and --engine-path need llama_server, the request names {request.engine}",
+            where=str(request.sources.get("engine", "--engine")),
+            hint="leave the engine unset",
+        )
+    return "llama_server"
+
+
+def history(header: ModelHeader, machine: Fingerprint, engine: EngineFacts | None) -> tuple[Evidence, ...]:
+    """What was measured with this model, machine and engine."""
+    if engine is None:
+        return ()
+    from magnitude_tune.observations.store import evidence_for
+
+    return evidence_for(header.content_hash, machine.machine_hash, engine.name, engine.build)
+
+
+def shipped_coefficients() -> Coefficients:
+    """The coefficients that this version ships."""
+    path = shipped_dir("models") / "throughput.json"
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputFileError(
+            f"the shipped coefficients cannot be read: {error}", where=str(path), hint="install the package again"
+        ) from error
+    return parse_coefficients(document, str(path))
+
+
+def _about_model(header: ModelHeader) -> tuple[Finding, ...]:
+    findings = [
+        Finding(Rule.UNKNOWN_TENSOR_TYPE, f"tensor type {name} is unknown: the engine may not load the model")
+        for name in header.unknown_types
+    ]
+    if header.causal and not header.has_chat_template:
+        findings.append(Finding(Rule.NO_CHAT_TEMPLATE, "the model carries no chat template", fix="give the engine one"))
+    if header.causal and not header.has_end_token:
+        findings.append(
+            Finding(
+                Rule.NO_END_TOKEN,
+                "the model names no end token: answers may not stop",
+                fix="set a stop sequence in the agent",
+            )
+        )
+    return tuple(findings)

@@ -1,0 +1,142 @@
+"""A resolution as one JSON object, in base units."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from magnitude_tune.findings import Finding
+from magnitude_tune.footprint.values import Term
+from magnitude_tune.header.values import Scalar
+from magnitude_tune.pipeline.resolve import Resolved
+from magnitude_tune.request import Settings
+from magnitude_tune.resolver.values import CurvePoint, PoolUse
+from magnitude_tune.throughput.values import Interval, Speed
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "finding_documents",
+    "interval_document",
+    "resolution_document",
+    "settings_document",
+    "settings_to_write",
+]
+
+_WRITTEN: Final = (
+    "n_gpu_layers",
+    "n_threads",
+    "n_threads_batch",
+    "n_batch",
+    "n_ubatch",
+    "flash_attn",
+    "load_mode",
+    "repack",
+)
+
+SCHEMA_VERSION: Final = 1
+
+
+def resolution_document(resolved: Resolved) -> dict[str, object]:
+    """The object that `resolve --json` prints."""
+    resolution = resolved.resolution
+    engine = resolved.engine
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": {
+            "path": resolved.header.path,
+            "name": resolved.header.name,
+            "architecture": resolved.header.architecture,
+            "hash": resolved.header.content_hash,
+        },
+        "machine": {"hash": resolved.machine.machine_hash, "hostname": resolved.machine.hostname},
+        "engine": None if engine is None else {"name": engine.name, "build": engine.build, "path": engine.path},
+        "settings": settings_document(resolution.settings),
+        "reasons": {reason.setting: reason.text for reason in resolution.reasons},
+        "magnitude": dataclasses.asdict(resolution.magnitude),
+        "predicted": speed_document(resolution.predicted),
+        "workload": dataclasses.asdict(resolution.workload),
+        "pools": [_pool(pool) for pool in resolution.pools],
+        "terms": [term_document(term) for term in resolution.footprint.terms],
+        "given_up": list(resolution.given_up),
+        "findings": finding_documents(resolution.findings),
+        "log": list(resolution.log_lines),
+        "candidates": resolution.n_candidates,
+        "curve": [_point(point) for point in resolution.curve],
+    }
+
+
+def settings_document(settings: Settings) -> dict[str, object]:
+    """Settings by llama.cpp's names; switches that llama.cpp writes as words are words."""
+    document = dataclasses.asdict(settings)
+    document["flash_attn"] = "on" if settings.flash_attn else "off"
+    document["devices"] = list(settings.devices)
+    document["tensor_split"] = list(settings.tensor_split)
+    return document
+
+
+def settings_to_write(resolved: Resolved) -> dict[str, Scalar]:
+    """What `resolve --write` puts into a config: what was chosen, and not what was asked for.
+
+    A pin stays as it is written: it has the same effect already.
+    """
+    settings = resolved.resolution.settings
+    document = settings_document(settings)
+    names = [*_WRITTEN]
+    if resolved.header.moe is not None:
+        names.append("n_cpu_moe")
+    if resolved.engine is None or resolved.engine.prompt_cache:
+        names.append("cache_ram")
+    if resolved.request.n_ctx not in (None, settings.n_ctx):
+        names.append("n_ctx")
+    wanted = [name for name in names if resolved.request.pin(name) is None]
+    return {name: value for name in wanted if isinstance(value := document[name], int | float | bool | str)}
+
+
+def speed_document(speed: Speed) -> dict[str, object]:
+    """Every predicted figure with its interval."""
+    names = ("pp", "tg", "ttft_seconds", "turn_seconds", "ready_seconds")
+    return {name: interval_document(getattr(speed, name)) for name in names} | {"runs_here": speed.n_runs}
+
+
+def interval_document(interval: Interval) -> dict[str, object]:
+    """`{value, low, high, basis}`."""
+    return dataclasses.asdict(interval)
+
+
+def term_document(term: Term) -> dict[str, object]:
+    """One term of the footprint."""
+    return dataclasses.asdict(term)
+
+
+def finding_documents(findings: Iterable[Finding]) -> list[dict[str, object]]:
+    """Findings with their place taken apart; `file` holds an option's or a variable's name where there is no file."""
+    return [
+        {
+            "id": finding.rule.id,
+            "severity": str(finding.rule.severity),
+            "message": finding.message,
+            "setting": finding.setting,
+            "file": finding.place.label if finding.place else None,
+            "line": finding.place.line if finding.place else None,
+            "column": finding.place.column if finding.place else None,
+            "fix": finding.fix,
+        }
+        for finding in findings
+    ]
+
+
+def _pool(pool: PoolUse) -> dict[str, object]:
+    return dataclasses.asdict(pool)
+
+
+def _point(point: CurvePoint) -> dict[str, object]:
+    return {
+        "magnitude": point.magnitude if math.isfinite(point.magnitude) else None,
+        "settings": None if point.settings is None else settings_document(point.settings),
+        "turn_seconds": point.turn_seconds,
+        "pp": point.pp,
+        "tg": point.tg,
+        "reserved_bytes": dict(point.reserved_bytes),
+    }
