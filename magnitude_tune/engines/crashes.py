@@ -6,7 +6,6 @@ Return codes are those of the process itself (-9), of a shell around it (137), o
 from __future__ import annotations
 
 import contextlib
-import platform
 import re
 import signal
 from collections.abc import Iterable
@@ -41,7 +40,13 @@ _OUT_OF_MEMORY: Final = re.compile(
     re.IGNORECASE,
 )
 _OF_THE_HOST: Final = re.compile(r"\bcpu|OutOfHostMemory|cannot allocate memory|bad_alloc|host memory", re.IGNORECASE)
-_CAUSE: Final = re.compile(r"error|failed|unable|cannot|abort|assert|exception|invalid|unsupported", re.IGNORECASE)
+_CAUSE: Final = re.compile(
+    r"\b(?:error|failed|unable|cannot|aborted|assert|exception|invalid|unsupported|unknown|no module)\b", re.IGNORECASE
+)
+# These only say again that loading failed; the line before them says why.
+_RESTATEMENT: Final = re.compile(
+    r"failed to load model|error loading model|model loading error|loading model from|could not load", re.IGNORECASE
+)
 _CAUSE_LIMIT: Final = 300
 _CPUINFO_BYTES: Final = 1 << 14
 
@@ -58,7 +63,7 @@ class Crash:
 class EngineCrash(EngineError):  # noqa: N818 - what happened, not a fault of the caller
     """The engine's process ended, or stopped answering, while it was needed.
 
-    `returncode` is None for a hang; `log_tail` is the end of the engine's log.
+    `returncode` is None for a hang, and where it refused without ending; `log_tail` is the end of the engine's log.
     """
 
     def __init__(self, engine: str, crash: Crash, *, returncode: int | None, log_tail: str) -> None:
@@ -111,7 +116,7 @@ def classify(
         )
     if kind is CrashKind.ILLEGAL_INSTRUCTION:
         return Crash(kind, _illegal_instruction_advice(flags))
-    cause = None if kind in (CrashKind.STOPPED, CrashKind.HANG) else _line(log_tail, _CAUSE)
+    cause = None if kind in (CrashKind.STOPPED, CrashKind.HANG) else _line(log_tail, _CAUSE, skip=_RESTATEMENT)
     return Crash(kind, _ADVICE[kind], cause)
 
 
@@ -181,18 +186,16 @@ def _illegal_instruction_advice(flags: Iterable[str] | None) -> str:
     return "the build uses instructions that this machine does not run: set repack: false, or build the engine here"
 
 
-def _line(log_tail: str, pattern: re.Pattern[str]) -> str | None:
-    """The last line that matches, shortened."""
-    for line in reversed(log_tail.splitlines()):
-        if pattern.search(line):
-            return line.strip()[:_CAUSE_LIMIT]
-    return None
+def _line(log_tail: str, pattern: re.Pattern[str], *, skip: re.Pattern[str] | None = None) -> str | None:
+    """The last line that matches, shortened; one that `skip` matches too only where there is no other."""
+    found = [line for line in log_tail.splitlines() if pattern.search(line)]
+    better = [line for line in found if skip is None or not skip.search(line)]
+    last = (better or found or [None])[-1]
+    return None if last is None else last.strip()[:_CAUSE_LIMIT]
 
 
 def cpu_flags() -> frozenset[str] | None:
     """Instruction-set flags of the first x86 CPU from /proc/cpuinfo; None elsewhere."""
-    if platform.machine().lower() not in ("x86_64", "amd64", "i686"):
-        return None
     try:
         with Path("/proc/cpuinfo").open("rb") as stream:
             text = stream.read(_CPUINFO_BYTES).decode("ascii", "replace")

@@ -1,0 +1,56 @@
+"""Remembers, per machine and engine build, that repacked weights end in an illegal instruction here.
+
+Some virtual machines advertise AMX and then fault on it; the engine repacks the weights and dies on the first prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Final
+
+from magnitude_tune.engines.find import build_stamp
+from magnitude_tune.fingerprint.values import EngineFacts
+from magnitude_tune.storage import read_cached, write_cached
+
+__all__ = ["remember_illegal_instruction", "without_crashing_buffers"]
+
+_CACHE_NAME: Final = "illegal_instructions"
+_FORMAT: Final = "1"
+_MOST_ENTRIES: Final = 256
+
+
+def remember_illegal_instruction(engine: EngineFacts, machine_hash: str) -> None:
+    """Note that this build's extra buffers crash on this machine."""
+    entry = _entry(engine, machine_hash)
+    known = [kept for kept in _known() if kept != entry]
+    write_cached(_CACHE_NAME, _FORMAT, {"entries": [*known, entry][-_MOST_ENTRIES:]})
+
+
+def without_crashing_buffers(engines: tuple[EngineFacts, ...], machine_hash: str) -> tuple[EngineFacts, ...]:
+    """The engines, with extra buffers cleared and the reason stated where they are known to crash here."""
+    known = frozenset(_known())
+    if not known:
+        return engines
+    return tuple(
+        replace(
+            engine,
+            extra_buffers=(),
+            extra_buffers_problem=f"repacked weights ({', '.join(engine.extra_buffers)}) ended in an illegal "
+            "instruction on this machine with this build",
+        )
+        if engine.extra_buffers and _entry(engine, machine_hash) in known
+        else engine
+        for engine in engines
+    )
+
+
+def _known() -> list[str]:
+    kept = read_cached(_CACHE_NAME, _FORMAT)
+    entries = kept.get("entries") if kept is not None else None
+    return [entry for entry in entries if isinstance(entry, str)] if isinstance(entries, list) else []
+
+
+def _entry(engine: EngineFacts, machine_hash: str) -> str:
+    parts = (machine_hash, engine.name, engine.path, engine.build, str(engine.ggml_version), build_stamp(engine.path))
+    return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()[:32]
