@@ -25,10 +25,14 @@ class Limits:
     devices: tuple[float, ...]
 
     def hold(self, base: Base) -> bool:
-        """Whether a base fits."""
-        return all(n <= limit for n, limit in zip(base.reserved, self.pools, strict=True)) and all(
+        """Whether a base fits. A pool of which nothing is taken may be as full as it likes."""
+        return self.hold_bytes(base.reserved) and all(
             n <= limit for n, limit in zip(base.by_device, self.devices, strict=True)
         )
+
+    def hold_bytes(self, reserved: tuple[int, ...]) -> bool:
+        """Whether that many bytes per pool fit."""
+        return all(n == 0 or n <= limit for n, limit in zip(reserved, self.pools, strict=True))
 
     def without_limit_on(self, pool: int, total_bytes: int, floor_bytes: int) -> Limits:
         """The same limits with one pool wholly free but for its floor."""

@@ -29,6 +29,6 @@ def with_prompt_cache(
         candidate = replace(settings, cache_ram=size)
         reserved = footprint.reserved(candidate)
         mu = max(magnitude_of_bytes(n, total) for n, total in zip(reserved, totals, strict=True))
-        if mu <= m + 1e-9 and all(n <= limit for n, limit in zip(reserved, limits.pools, strict=True)):
+        if mu <= m + 1e-9 and limits.hold_bytes(reserved):
             return candidate
     return None

@@ -68,12 +68,14 @@ def _too_many_threads(row: Candidate, m: float, machine: Fingerprint) -> DoesNot
 
 def _excess(base: Base, limits: Limits) -> float:
     """Bytes by which a base exceeds what is free, over all pools and devices."""
-    pools = sum(max(0.0, n - limit) for n, limit in zip(base.reserved, limits.pools, strict=True))
+    pools = sum(max(0.0, n - limit) for n, limit in zip(base.reserved, limits.pools, strict=True) if n)
     return pools + sum(max(0.0, n - limit) for n, limit in zip(base.by_device, limits.devices, strict=True))
 
 
 def _binding_pool(base: Base, limits: Limits, m: float, machine: Fingerprint, pools: tuple[str, ...]) -> int:
     def over(index: int) -> float:
+        if base.reserved[index] == 0:
+            return -math.inf
         budget = min(limits.pools[index], share(m) * machine.pool(pools[index]).total_bytes)
         return base.reserved[index] - budget
 
