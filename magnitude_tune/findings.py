@@ -51,6 +51,7 @@ class Rule(Enum):
     OFFLOAD_DIFFERS = ("MT027", Severity.WARNING)
     TARGET_OUT_OF_REACH = ("MT028", Severity.WARNING)
     EMPTY_VALUE = ("MT029", Severity.INFO)
+    MACHINE_LIMITED = ("MT040", Severity.INFO)
 
     def __init__(self, id_: str, severity: Severity) -> None:
         self.id = id_

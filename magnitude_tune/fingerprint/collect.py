@@ -1,0 +1,149 @@
+"""This machine, or a copied `/proc` and `/sys`, as one fingerprint: every probe tolerant, every failure a note."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from magnitude_tune.findings import Finding, Rule
+from magnitude_tune.fingerprint import bandwidth, cgroups, elsewhere, host
+from magnitude_tune.fingerprint.disk import guessed_disk_bandwidth
+from magnitude_tune.fingerprint.identity import machine_hash
+from magnitude_tune.fingerprint.memory import read_memory
+from magnitude_tune.fingerprint.nvidia import NvidiaFacts, read_nvidia
+from magnitude_tune.fingerprint.processor import Processor, brand_from_library, peak_flops, read_processor
+from magnitude_tune.fingerprint.runner import CommandRunner, run_command
+from magnitude_tune.fingerprint.topology import read_nodes, read_topology
+from magnitude_tune.fingerprint.tree import Tree
+from magnitude_tune.fingerprint.values import HOST_POOL, Cpu, Device, Fact, Fingerprint, Memory, Pool
+from magnitude_tune.magnitude import usable_cores
+
+__all__ = ["CommandRunner", "collect"]
+
+_UNREADABLE: Final = Memory(
+    total_bytes=1, available_bytes=0, host_total_bytes=1, sources=(("total", "unknown"), ("available", "unknown"))
+)
+"""Stands in for memory that no probe could read: nothing fits into it, and a note says why."""
+
+
+def collect(*, root: Path = Path("/"), run: CommandRunner | None = None, cached_only: bool = False) -> Fingerprint:
+    """Everything about the machine but its engines.
+
+    Args:
+        root: where `/proc` and `/sys` are read. A root other than `/` is another machine: neither this process's
+            affinity nor this machine's commands and measurements say anything about it.
+        run: runs commands such as `nvidia-smi`; where None, this machine's, and none for another root.
+        cached_only: do not measure what has not been measured yet; it is guessed then.
+
+    Returns:
+        The fingerprint; what a probe could not say is None, or a guess that says so, with a note.
+    """
+    tree = Tree(root)
+    facts = _elsewhere_facts(tree, run)
+    notes: list[Finding] = []
+    memory = read_memory(tree) or (elsewhere.system_memory() if _is_elsewhere(tree) else None)
+    if memory is None:
+        memory = _UNREADABLE
+        notes.append(_failed("the host's memory cannot be read: /proc/meminfo gives no total, so nothing will fit"))
+    cpu, cpu_notes = _cpu(tree, facts, run, memory, cached_only)
+    devices, pools, device_notes = _devices(tree, facts, run, memory)
+    notes += [*cpu_notes, *device_notes]
+    if host.is_wsl(tree):
+        notes.append(host.wsl_note(memory.total_bytes))
+    shared = any(device.pool == HOST_POOL for device in devices)
+    host_pool = Pool(HOST_POOL, "unified" if shared else "host", memory.total_bytes, memory.available_bytes)
+    fingerprint = Fingerprint(
+        hostname=host.host_name(tree),
+        system=host.system_name(tree),
+        cpu=cpu,
+        memory=memory,
+        pools=(host_pool, *pools),
+        devices=devices,
+        disk_bandwidth=guessed_disk_bandwidth(tree),
+        notes=tuple(notes),
+        stored=not tree.live,
+    )
+    return replace(fingerprint, machine_hash=machine_hash(fingerprint))
+
+
+def _failed(message: str) -> Finding:
+    return Finding(Rule.PROBE_FAILED, message)
+
+
+def _is_elsewhere(tree: Tree) -> bool:
+    return tree.live and host.system_name(tree) != "Linux"
+
+
+def _elsewhere_facts(tree: Tree, run: CommandRunner | None) -> dict[str, str]:
+    if tree.live and host.system_name(tree) == "Darwin":
+        return elsewhere.read_sysctl(run or run_command)
+    return {}
+
+
+def _cpu(
+    tree: Tree, facts: dict[str, str], run: CommandRunner | None, memory: Memory, cached_only: bool
+) -> tuple[Cpu, list[Finding]]:
+    if _is_elsewhere(tree):
+        processor, topology = elsewhere.system_processor(facts), elsewhere.system_topology(facts)
+    else:
+        processor, topology = read_processor(tree), read_topology(tree)
+    processor = _named(tree, run, processor)
+    quota = cgroups.cpu_quota(tree)
+    cores = usable_cores(topology.performance_cores, quota[0] if quota else None)
+    windows = host.is_wsl(tree) or host.system_name(tree) == "Windows"
+    cores, group_note = host.cap_to_group(cores, len(topology.online), windows=windows)
+    notes = [group_note, host.node_note(read_nodes(tree, topology))]
+    if processor.brand is None:
+        notes.append(_failed("the processor's name is unknown"))
+    rate = _bandwidth(tree, processor, cores, memory, cached_only)
+    if tree.live and not cached_only and rate.source.startswith("guessed"):
+        notes.append(_failed("memory bandwidth was not measured: too little memory is free; it is guessed"))
+    cpu = Cpu(
+        brand=processor.brand,
+        architecture=host.architecture(tree, processor.architecture),
+        usable_cores=cores,
+        performance_cores=topology.performance_cores,
+        logical_cpus=len(topology.online),
+        affinity_cpus=len(topology.allowed),
+        smt=topology.smt,
+        quota_cores=quota[0] if quota else None,
+        features=processor.features,
+        max_hertz=processor.max_hertz,
+        bandwidth=rate,
+        flops=peak_flops(cores, processor.max_hertz, processor.features),
+        sources=(*processor.sources, *topology.sources, ("quota", quota[1] if quota else "no limit")),
+    )
+    return cpu, [note for note in notes if note is not None]
+
+
+def _named(tree: Tree, run: CommandRunner | None, processor: Processor) -> Processor:
+    """The processor with the name the library has, where the kernel has none and the machine is this one."""
+    if processor.brand is not None or not tree.live:
+        return processor
+    brand = brand_from_library(run or run_command)
+    sources = tuple((name, "py-cpuinfo" if name == "brand" else source) for name, source in processor.sources)
+    return processor if brand is None else replace(processor, brand=brand, sources=sources)
+
+
+def _bandwidth(tree: Tree, processor: Processor, cores: int, memory: Memory, cached_only: bool) -> Fact:
+    found = None
+    if tree.live and cached_only:
+        found = bandwidth.cached_bandwidth(processor.brand, cores, memory.total_bytes)
+    elif tree.live:
+        found = bandwidth.measured_bandwidth(processor.brand, cores, memory.total_bytes, memory.available_bytes)
+    return found or bandwidth.guessed_bandwidth(cores)
+
+
+def _devices(
+    tree: Tree, facts: dict[str, str], run: CommandRunner | None, memory: Memory
+) -> tuple[tuple[Device, ...], tuple[Pool, ...], tuple[Finding, ...]]:
+    metal = elsewhere.metal_device(facts, memory)
+    if metal is not None:
+        return (metal,), (), ()
+    found = NvidiaFacts()
+    if run is not None or (tree.live and shutil.which("nvidia-smi")):
+        found = read_nvidia(run or run_command, memory, os.environ if tree.live else {})
+    return found.devices, found.pools, found.notes

@@ -1,0 +1,157 @@
+"""macOS and Windows: what `sysctl`, the registry and psutil say."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from magnitude_tune.fingerprint.device_table import guessed_rates, known_device
+from magnitude_tune.fingerprint.processor import Processor
+from magnitude_tune.fingerprint.runner import CommandRunner
+from magnitude_tune.fingerprint.topology import Topology
+from magnitude_tune.fingerprint.values import HOST_POOL, Device, Memory
+from magnitude_tune.units import GIB, MIB
+
+__all__ = ["metal_device", "read_sysctl", "system_memory", "system_processor", "system_topology"]
+
+_SECONDS: Final = 5.0
+_NAMES: Final = (
+    "machdep.cpu.brand_string",
+    "hw.physicalcpu",
+    "hw.logicalcpu",
+    "hw.perflevel0.physicalcpu",
+    "hw.memsize",
+    "hw.cpufrequency_max",
+    "hw.optional.arm64",
+    "hw.optional.arm.FEAT_DotProd",
+    "hw.optional.arm.FEAT_I8MM",
+    "hw.optional.arm.FEAT_BF16",
+    "hw.optional.avx2_0",
+    "hw.optional.avx512f",
+    "iogpu.wired_limit_mb",
+)
+_FEATURES: Final = (
+    ("hw.optional.arm64", ("asimd", "asimdhp")),
+    ("hw.optional.arm.FEAT_DotProd", ("asimddp",)),
+    ("hw.optional.arm.FEAT_I8MM", ("i8mm",)),
+    ("hw.optional.arm.FEAT_BF16", ("bf16",)),
+    ("hw.optional.avx2_0", ("avx", "avx2", "fma", "f16c")),
+    ("hw.optional.avx512f", ("avx512f",)),
+)
+
+
+def read_sysctl(run: CommandRunner) -> dict[str, str]:
+    """macOS's figures by name; names that this system does not know are left out."""
+    completed = run(("sysctl", *_NAMES), _SECONDS)
+    lines = re.findall(r"^([\w.]+): (.*)$", completed.stdout, re.MULTILINE)
+    return {name: value.strip() for name, value in lines if name in _NAMES and value.strip()}
+
+
+def _number(facts: dict[str, str], name: str) -> int | None:
+    value = facts.get(name, "")
+    return int(value) if re.fullmatch(r"[0-9]{1,18}", value, re.ASCII) and int(value) > 0 else None
+
+
+def system_processor(facts: dict[str, str]) -> Processor:
+    """Brand, features and clock as `sysctl` or the registry has them."""
+    brand = facts.get("machdep.cpu.brand_string") or _registry_brand()
+    features = {feature for name, features in _FEATURES if facts.get(name) == "1" for feature in features}
+    hertz = _number(facts, "hw.cpufrequency_max")
+    source = "sysctl" if facts else "registry"
+    return Processor(
+        brand=brand[:120] if brand else None,
+        architecture=None,
+        features=frozenset(features),
+        max_hertz=float(hertz) if hertz else None,
+        sources=(("brand", source if brand else "unknown"), ("features", source if features else "unknown")),
+    )
+
+
+def _registry_brand() -> str | None:
+    if sys.platform == "win32":
+        import winreg
+
+        try:
+            path = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+            with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, path) as key:
+                return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip() or None
+        except OSError:
+            return None
+    return None
+
+
+def system_topology(facts: dict[str, str]) -> Topology:
+    """Cores as the system counts them, over all processor groups; macOS's performance cores where it has two kinds."""
+    import psutil
+
+    logical = _number(facts, "hw.logicalcpu") or psutil.cpu_count() or 1
+    physical = _number(facts, "hw.physicalcpu") or psutil.cpu_count(logical=False)
+    allowed = _affinity(psutil.Process(), logical)
+    fast = _number(facts, "hw.perflevel0.physicalcpu") or physical or logical
+    smt = None if physical is None else logical > physical
+    reachable = len(allowed) if not smt or physical is None else max(1, len(allowed) * physical // logical)
+    source = "sysctl" if facts else "psutil"
+    return Topology(
+        online=frozenset(range(logical)),
+        allowed=allowed,
+        performance_cores=max(1, min(fast, reachable)),
+        smt=smt,
+        sources=(("cpus", source), ("performance_cores", source)),
+    )
+
+
+def _affinity(process: object, logical: int) -> frozenset[int]:
+    """CPUs of the affinity; all where the system has none, or where a process sees one processor group of several."""
+    ask = getattr(process, "cpu_affinity", None)
+    try:
+        cpus: Sequence[int] = ask() if ask is not None and logical <= 64 else ()
+    except (OSError, ValueError):
+        cpus = ()
+    return frozenset(cpus) or frozenset(range(logical))
+
+
+def system_memory() -> Memory:
+    """Total and available memory, and swap, by psutil."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    swap = psutil.swap_memory()
+    return Memory(
+        total_bytes=memory.total,
+        available_bytes=min(memory.available, memory.total),
+        host_total_bytes=memory.total,
+        swap_total_bytes=swap.total,
+        swap_free_bytes=swap.free,
+        sources=(("total", "psutil"), ("available", "psutil")),
+    )
+
+
+def metal_device(facts: dict[str, str], memory: Memory) -> Device | None:
+    """The GPU of an Apple chip: it shares the host's memory up to a working-set limit; None on Intel's Macs.
+
+    The limit is `iogpu.wired_limit_mb` where it is set, else macOS's default, as engines log it: two thirds of the
+    memory up to 32 GiB, three quarters above.
+    """
+    brand = facts.get("machdep.cpu.brand_string", "")
+    if facts.get("hw.optional.arm64") != "1" or not brand:
+        return None
+    total = memory.total_bytes
+    limit = _number(facts, "iogpu.wired_limit_mb")
+    cap = min(limit * MIB, total) if limit else total * 2 // 3 if total <= 32 * GIB else total * 3 // 4
+    known = known_device(brand, None)
+    guessed = guessed_rates(brand, shares_host=True)
+    return Device(
+        name="MTL0",
+        backend="metal",
+        pool=HOST_POOL,
+        description=brand,
+        total_bytes=total,
+        free_bytes=min(memory.available_bytes, cap),
+        bandwidth=known.bandwidth if known else guessed[0],
+        flops=known.flops if known else guessed[1],
+        cap_bytes=cap,
+        unified=True,
+        source="sysctl",
+    )
