@@ -24,6 +24,8 @@ def compare(resolution: Resolution, measurement: Measurement, machine: Fingerpri
     pp, tg = measurement.pp_samples, measurement.tg_samples
     turn = _turn(pp, tg, workload.n_prompt, workload.n_gen)
     doubt = _doubt(measurement)
+    if measurement.settings != resolution.settings:
+        doubt = "measured with other settings than were predicted"
     return Promise(
         (
             _judged("pp", predicted.pp, _rates(pp), doubt),
@@ -61,14 +63,15 @@ def _doubt(measurement: Measurement) -> str | None:
 
 
 def _judged(quantity: Quantity, predicted: Interval, measured: Summary | None, doubt: str | None) -> PromiseItem:
+    verdict: Verdict = "undecided"
     if measured is None:
-        verdict, reason = "undecided", "not measured"
+        reason = "not measured"
     elif measured.n < MIN_SAMPLES:
-        verdict, reason = "undecided", f"{_count(measured.n)}; a verdict needs {MIN_SAMPLES}"
+        reason = f"{_count(measured.n)}; a verdict needs {MIN_SAMPLES}"
     elif doubt is not None:
-        verdict, reason = "undecided", doubt
+        reason = doubt
     elif not measured.stable:
-        verdict, reason = "undecided", f"samples spread by {measured.variation:.0%}, more than {MAX_VARIATION:.0%}"
+        reason = f"samples spread by {measured.variation:.0%}, more than {MAX_VARIATION:.0%}"
     else:
         verdict, reason = _placed(predicted, measured)
     return _item(quantity, predicted, measured, verdict, reason)

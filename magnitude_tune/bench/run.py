@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from magnitude_tune.bench.disturbance import Reading, Watch, disturbance_between, doubts, groups_of_listeners
+from magnitude_tune.bench.disturbance import Watch, disturbance_between, doubts, groups_of_listeners
 from magnitude_tune.bench.findings import run_findings
 from magnitude_tune.bench.promise import compare
 from magnitude_tune.bench.series import Series
 from magnitude_tune.bench.values import BenchResult, Progress, Report, Stage
-from magnitude_tune.engines.values import EngineSession, Launch, MemoryReading, Sample
+from magnitude_tune.engines.sessions import Opened
+from magnitude_tune.engines.values import Launch, MemoryReading, Sample
+from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.observations.values import Disturbance, Measurement
@@ -24,8 +26,8 @@ __all__ = ["DEFAULT_BUDGET_SECONDS", "Opener", "Subject", "run_bench"]
 DEFAULT_BUDGET_SECONDS: Final = 120.0
 _WARM_UP_TOKENS: Final = 8
 
-Opener = Callable[[EngineFacts, Launch], EngineSession]
-"""Starts an engine; the session that it gives may run with weights not repacked, where repacking cannot be run here."""
+Opener = Callable[[EngineFacts, Launch, str], Opened]
+"""Starts an engine on the machine of that hash: `engines.sessions.open_or_without_repack`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +66,17 @@ def run_bench(
     """
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     report(Progress("loading", 0.0, budget_seconds))
-    launch = _launch(subject)
-    session = open_engine(subject.engine, launch)
+    opened = open_engine(subject.engine, _launch(subject), subject.machine.machine_hash)
     try:
-        run = _Run(subject, session, watch=watch or Watch(), clock=clock, report=report, budget_seconds=budget_seconds)
+        run = _Run(subject, opened, watch=watch or Watch(), clock=clock, report=report, budget_seconds=budget_seconds)
         complete = run.measure()
-        measurement = _measurement(subject, session, run, started, complete)
+        measurement = _measurement(subject, opened, run, started, complete)
     finally:
-        session.close()
+        opened.session.close()
     return BenchResult(
         measurement=measurement,
         promise=compare(subject.resolution, measurement, subject.machine),
-        findings=run_findings(measurement),
+        findings=(*_about_repacking(opened), *run_findings(measurement)),
     )
 
 
@@ -92,25 +93,33 @@ def _launch(subject: Subject) -> Launch:
     )
 
 
+def _about_repacking(opened: Opened) -> tuple[Finding, ...]:
+    if opened.repack_crash is None:
+        return ()
+    message = f"with repacked weights the engine ended ({opened.repack_crash.kind.value}); measured without them"
+    fix = "this is remembered: the next resolve plans without repacking"
+    return (Finding(Rule.ILLEGAL_INSTRUCTION_REMEMBERED, message, fix=fix, setting="repack"),)
+
+
 class _Run:
     """The measuring of one session: takes samples in turn and keeps them, whatever ends it."""
 
     def __init__(
         self,
         subject: Subject,
-        session: EngineSession,
+        opened: Opened,
         *,
         watch: Watch,
         clock: Callable[[], float],
         report: Report,
         budget_seconds: float,
     ) -> None:
-        self._session, self._watch, self._clock, self._report = session, watch, clock, report
+        self._session, self._settings = opened.session, opened.launch.settings
+        self._watch, self._clock, self._report = watch, clock, report
         self._budget_seconds = budget_seconds
-        self._settings = subject.resolution.settings
         self._cores = subject.machine.cpu.performance_cores
         groups = groups_of_listeners(subject.rpc, watch)
-        own = watch.group_of(session.pid)
+        own = watch.group_of(opened.session.pid)
         self._groups = groups if own is None else groups | {own}
         # A prompt longer than the context of one slot cannot be read; the figures are rates all the same.
         room = max(1, self._settings.n_ctx // max(1, self._settings.n_parallel))
@@ -128,40 +137,35 @@ class _Run:
 
     def measure(self) -> bool:
         """Take samples until they suffice or the budget ends; gives False where an interrupt ended it."""
+        settings = self._settings
+        tests = ((self.pp, self._prompt, settings.n_threads_batch), (self.tg, self._generate, settings.n_threads))
+        complete = True
         try:
             self._warm_up()
             self._first = self._last = self._watch.read(self._groups)
-            while not (self.pp.done and self.tg.done):
-                for series, work in ((self.pp, self._prompt), (self.tg, self._generate)):
-                    if not series.done:
-                        self._take(series, work)
-                    if self._spent() and self.pp.used and self.tg.used:
-                        break
-                if self._spent():
-                    break
-            self.memory = self._session.memory()
+            while not (self.pp.done and self.tg.done) and not self._spent():
+                for series, work, n_threads in tests:
+                    if not series.done and not self._spent():
+                        self._take(series, work, n_threads)
         except KeyboardInterrupt:
             if not (self.pp.used or self.tg.used):
                 raise
-            return False
-        return True
+            complete = False
+        self.memory = self._session.memory()
+        return complete
 
     def _warm_up(self) -> None:
         self._tell("warming up")
         self._session.prompt(min(self.n_prompt, self._settings.n_ubatch))
         self._session.generate(min(self.n_gen, _WARM_UP_TOKENS))
 
-    def _take(self, series: Series, work: Callable[[], Sample]) -> None:
+    def _take(self, series: Series, work: Callable[[], Sample], n_threads: int) -> None:
         before = self._watch.read(self._groups)
         sample = work()
         self._last = self._watch.read(self._groups)
-        series.add(sample, self._doubts(before, self._last))
+        seen = disturbance_between(before, self._last)
+        series.add(sample, doubts(seen, n_threads=min(n_threads, self._cores), cores=self._cores))
         self._tell("measuring")
-
-    def _doubts(self, before: Reading, after: Reading) -> tuple[str, ...]:
-        seen = disturbance_between(before, after)
-        n_threads = max(self._settings.n_threads, self._settings.n_threads_batch)
-        return doubts(seen, n_threads=min(n_threads, self._cores), cores=self._cores)
 
     def _prompt(self) -> Sample:
         return self._session.prompt(self.n_prompt)
@@ -170,7 +174,8 @@ class _Run:
         return self._session.generate(self.n_gen)
 
     def _spent(self) -> bool:
-        return self._clock() - self._began >= self._budget_seconds
+        """Whether the budget is used up; one sample of each test is taken whatever it costs."""
+        return bool(self.pp.used and self.tg.used) and self._clock() - self._began >= self._budget_seconds
 
     def _tell(self, stage: Stage) -> None:
         pp, tg = self.pp.summary, self.tg.summary
@@ -186,9 +191,9 @@ class _Run:
         )
 
 
-def _measurement(subject: Subject, session: EngineSession, run: _Run, started: str, complete: bool) -> Measurement:
-    header, engine, machine, resolution = subject.header, subject.engine, subject.machine, subject.resolution
-    settings = resolution.settings
+def _measurement(subject: Subject, opened: Opened, run: _Run, started: str, complete: bool) -> Measurement:
+    header, engine, machine = subject.header, subject.engine, subject.machine
+    magnitude, settings = subject.resolution.magnitude, opened.launch.settings
     used_devices = [device for device in machine.devices if device.name in settings.devices]
     return Measurement(
         started_at=started,
@@ -209,13 +214,13 @@ def _measurement(subject: Subject, session: EngineSession, run: _Run, started: s
         n_depth=0,
         pp_samples=run.pp.used,
         tg_samples=run.tg.used,
-        ready_seconds=session.ready_seconds,
+        ready_seconds=opened.session.ready_seconds,
         memory=run.memory,
-        buffers=session.buffers,
+        buffers=opened.session.buffers,
         disturbance=run.disturbance,
         complete=complete,
-        magnitude_requested=resolution.magnitude.requested,
-        magnitude_executed=resolution.magnitude.executed,
+        magnitude_requested=magnitude.requested,
+        magnitude_executed=magnitude.executed,
         left_out=run.pp.left_out + run.tg.left_out,
     )
 

@@ -1,9 +1,176 @@
-"""`magnitude-tune bench`."""
+"""`magnitude-tune bench`: launch the resolved plan, measure it, show predicted beside measured."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
 import typer
+
+from magnitude_tune.cli.options import ENGINE_PATH, JSON, MACHINE, OUTPUT, QUIET, RPC, SYSROOT, VERBOSE, with_settings
+
+if TYPE_CHECKING:
+    from magnitude_tune.bench.values import BenchResult
+    from magnitude_tune.pipeline.resolve import Resolved, ResolveOptions
+
+__all__ = ["BenchOptions", "bench_and_report", "register"]
+
+INTERRUPTED = 130
+
+EPILOG = """Examples:
+
+magnitude-tune bench agent.yaml
+
+magnitude-tune bench model.gguf --magnitude 4.0 --budget 60 --json
+
+Exit codes: 0 ok (a broken promise included), 2 usage, 3 bad config or model file, 4 does not fit, 5 engine failed,
+6 no engine is installed, 130 interrupted (what was measured is shown and kept)."""
+
+WHAT = Annotated[str, typer.Argument(metavar="AGENT.YAML|MODEL", help="An agent's config, or a GGUF file.")]
+BUDGET = Annotated[
+    float, typer.Option("--budget", min=1, max=86400, metavar="SECONDS", help="Time for warming up and measuring.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """What to measure and how to show it. `verbose` says a line for each sample."""
+
+    resolve: ResolveOptions
+    budget_seconds: float
+    json_output: bool = False
+    output: str | None = None
+    quiet: bool = False
+    verbose: bool = False
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
+    app.command(epilog=EPILOG)(with_settings(bench))
+
+
+def bench(
+    what: WHAT,
+    *,
+    budget: BUDGET = 120.0,
+    json_output: JSON = False,
+    output: OUTPUT = None,
+    machine: MACHINE = None,
+    sysroot: SYSROOT = None,
+    engine_path: ENGINE_PATH = None,
+    rpc: RPC = None,
+    quiet: QUIET = False,
+    verbose: VERBOSE = False,
+    flags: tuple[tuple[str, str], ...] = (),
+) -> None:
+    """Resolve, launch the engine, measure it, and show predicted beside measured."""
+    from magnitude_tune.errors import UsageError
+    from magnitude_tune.pipeline.resolve import ResolveOptions
+
+    for option, value in (("--machine", machine), ("--sysroot", sysroot)):
+        if value is not None:
+            hint = f"leave {option} out, or use resolve to plan for another machine"
+            raise UsageError("only this machine can be measured", where=option, hint=hint)
+    options = ResolveOptions(what=what, flags=flags, engine_path=engine_path, rpc=tuple(rpc or ()))
+    bench_and_report(
+        BenchOptions(
+            resolve=options,
+            budget_seconds=budget,
+            json_output=json_output,
+            output=output,
+            quiet=quiet,
+            verbose=verbose,
+        )
+    )
+
+
+def bench_and_report(options: BenchOptions) -> None:
+    """Measure, show the result, keep it; an interrupt shows and keeps what there is and ends with 130.
+
+    Raises:
+        MissingPartError: no engine is installed.
+        MagnitudeTuneError: whatever resolving or the engine has to say; a store that cannot be written, after the
+            result was shown.
+    """
+    try:
+        result = _measure_and_show(options)
+    except KeyboardInterrupt:
+        from magnitude_tune.cli.console import narrate
+
+        narrate("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    if not result.measurement.complete:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _measure_and_show(options: BenchOptions) -> BenchResult:
+    from magnitude_tune.cli.console import narrate
+    from magnitude_tune.errors import UsageError
+    from magnitude_tune.observations.store import store
+    from magnitude_tune.pipeline.resolve import resolve_request
+
+    resolved = resolve_request(options.resolve)
+    _announce(resolved, options)
+    result = _measured(resolved, options)
+    stored, problem = None, None
+    try:
+        stored = store(result.measurement)
+    except UsageError as error:
+        # The result is worth more than the store: show it first.
+        problem = error
+    _show(result, resolved, options, stored)
+    if problem is not None:
+        raise problem
+    if not result.measurement.complete:
+        narrate("interrupted: what was measured until then is shown" + (" and kept" if stored else ""))
+    return result
+
+
+def _announce(resolved: Resolved, options: BenchOptions) -> None:
+    """Say what will run; warnings are shown even where the result goes to a file."""
+    from magnitude_tune.cli.console import narrate
+    from magnitude_tune.findings import Rule
+
+    if not options.quiet:
+        for line in resolved.resolution.log_lines:
+            narrate(line)
+    for finding in resolved.resolution.findings:
+        if finding.rule is Rule.OVERCOMMIT:
+            narrate(f"WARNING: {finding.message}")
+
+
+def _measured(resolved: Resolved, options: BenchOptions) -> BenchResult:
+    from magnitude_tune.bench.run import Subject, run_bench
+    from magnitude_tune.cli.bench_progress import progress_for
+    from magnitude_tune.engines.sessions import open_or_without_repack
+    from magnitude_tune.errors import MissingPartError
+
+    engine = resolved.engine
+    if engine is None or engine.problem is not None:
+        raise MissingPartError(
+            "no engine can be launched here" + (f": {engine.problem}" if engine else ""),
+            hint="pip install 'magnitude-tune[engine]', or name a llama-server with --engine-path",
+        )
+    subject = Subject(
+        resolution=resolved.resolution,
+        header=resolved.header,
+        engine=engine,
+        machine=resolved.machine,
+        rpc=resolved.rpc,
+    )
+    with progress_for(quiet=options.quiet, verbose=options.verbose) as report:
+        return run_bench(subject, open_or_without_repack, budget_seconds=options.budget_seconds, report=report)
+
+
+def _show(result: BenchResult, resolved: Resolved, options: BenchOptions, stored: str | None) -> None:
+    from magnitude_tune.cli.console import emit, emit_json
+
+    if options.json_output:
+        from magnitude_tune.report.bench_json import bench_document
+        from magnitude_tune.report.resolution_json import resolution_document
+
+        emit_json(bench_document(result, resolution_document(resolved), stored), options.output)
+    else:
+        from magnitude_tune.report.bench_text import bench_text
+
+        emit(bench_text(result, resolved, stored), options.output)

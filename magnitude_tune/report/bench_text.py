@@ -1,0 +1,142 @@
+"""A bench as a page for people: predicted beside measured, and what to think of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from magnitude_tune.bench.findings import offloaded_bytes
+from magnitude_tune.bench.values import BenchResult, PromiseItem, Quantity
+from magnitude_tune.observations.values import Disturbance, Measurement
+from magnitude_tune.pipeline.resolve import Resolved
+from magnitude_tune.report.resolution_text import finding_lines, rows_text
+from magnitude_tune.units import format_bytes, format_rate, format_seconds
+
+__all__ = ["bench_text"]
+
+_SHOWN: Final[dict[Quantity, tuple[str, Callable[[float], str]]]] = {
+    "pp": ("pp", format_rate),
+    "tg": ("tg", format_rate),
+    "turn_seconds": ("turn", format_seconds),
+    "ready_seconds": ("ready", format_seconds),
+    "peak_bytes": ("memory", format_bytes),
+}
+
+
+def bench_text(result: BenchResult, resolved: Resolved, stored: str | None) -> str:
+    """Subject, the table of figures with its verdicts, memory, buffers, disturbance, findings.
+
+    Args:
+        stored: the run's id in the store of measurements; None where it could not be kept.
+    """
+    measurement = result.measurement
+    parts = [
+        _title(resolved, measurement),
+        _figures(result),
+        _memory(resolved),
+        _buffers(measurement),
+        _disturbance(measurement.disturbance),
+        "\n".join(finding_lines((*resolved.resolution.findings, *result.findings))),
+        f"Stored as run {stored}: the next resolve here uses it where it is calm and complete." if stored else "",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _title(resolved: Resolved, measurement: Measurement) -> str:
+    header, settings = resolved.header, measurement.settings
+    interrupted = "" if measurement.complete else ", interrupted"
+    chosen = (
+        f"n_gpu_layers={settings.n_gpu_layers}, n_threads={settings.n_threads}/{settings.n_threads_batch}, "
+        f"n_batch={settings.n_batch}/{settings.n_ubatch}, n_ctx={settings.n_ctx}, "
+        f"repack={'on' if settings.repack else 'off'}"
+    )
+    rows = [
+        ("model", f"{header.name or header.path}, {measurement.model_type}, {format_bytes(measurement.model_bytes)}"),
+        ("machine", f"{resolved.machine.hostname}, {measurement.cpu_info or 'unknown CPU'}"),
+        ("engine", f"{measurement.engine} {measurement.engine_build}"),
+        ("settings", chosen),
+        ("measured", f"{measurement.n_prompt} tokens read, {measurement.n_gen} written{interrupted}"),
+    ]
+    return rows_text(rows)
+
+
+def _figures(result: BenchResult) -> str:
+    rows: list[tuple[str, ...]] = [("", "predicted", "", "measured", "", "n", "promise")]
+    rows += [_figure(item) for item in result.promise.items]
+    text = "Predicted beside measured (90 % intervals)\n" + rows_text(rows, right=(1, 3, 5))
+    text += f"\n\nPromise: {result.promise.verdict}"
+    for item in result.promise.items:
+        if item.verdict != "kept":
+            text += f"\n  {_SHOWN[item.quantity][0]}: {item.verdict}, {item.reason}"
+    return text
+
+
+def _figure(item: PromiseItem) -> tuple[str, ...]:
+    name, shown = _SHOWN[item.quantity]
+    predicted, measured = item.predicted, item.measured
+    if item.quantity == "peak_bytes":
+        left = (f"{shown(predicted.value)}", "reserved")
+    else:
+        left = (shown(predicted.value), _between(predicted.low, predicted.value, predicted.high, shown))
+    if measured is None:
+        right = ("not measured", "", "")
+    elif measured.n == 1:
+        right = (shown(measured.median), "peak" if item.quantity == "peak_bytes" else "one reading", "1")
+    else:
+        between = _between(measured.low, measured.median, measured.high, shown)
+        right = (shown(measured.median), between, str(measured.n))
+    return (name, *left, *right, item.verdict)
+
+
+def _between(low: float, middle: float, high: float, shown: Callable[[float], str]) -> str:
+    below, above = ((middle - low) / middle, (high - middle) / middle) if middle else (0.0, 0.0)
+    return f"{shown(low)} to {shown(high)} (-{below:.0%} +{above:.0%})"
+
+
+def _memory(resolved: Resolved) -> str:
+    rows = [("pool", "reserved", "budget", "available")]
+    rows += [
+        (
+            pool.name,
+            format_bytes(pool.reserved_bytes),
+            format_bytes(pool.budget_bytes),
+            format_bytes(pool.available_bytes),
+        )
+        for pool in resolved.resolution.pools
+    ]
+    return "Memory\n" + rows_text(rows, right=(1, 2, 3))
+
+
+def _buffers(measurement: Measurement) -> str:
+    if not measurement.buffers:
+        return ""
+    sums: Counter[tuple[str, str]] = Counter()
+    for line in measurement.buffers:
+        sums[line.buffer, line.kind] += line.n_bytes
+    rows = [(buffer, kind, format_bytes(n_bytes)) for (buffer, kind), n_bytes in sums.items()]
+    text = "Buffers, by the engine's own lines\n" + rows_text(rows, right=(2,))
+    for device, n_bytes in offloaded_bytes(measurement).items():
+        text += f"\n  offload confirmed: {format_bytes(n_bytes)} of weights and cache on {device}"
+    return text
+
+
+def _disturbance(seen: Disturbance) -> str:
+    known = ", ".join(_known(seen))
+    verdict = "none seen" if seen.clean else "; ".join(seen.notes)
+    return f"Disturbance: {verdict}" + (f" ({known})" if known else "")
+
+
+def _known(seen: Disturbance) -> Iterator[str]:
+    if seen.steal_fraction is not None:
+        yield f"steal {seen.steal_fraction:.1%}"
+    if seen.other_cores is not None:
+        yield f"others kept {seen.other_cores:.1f} cores busy"
+    if seen.load_before is not None:
+        yield f"load before {seen.load_before:.1f}"
+    if seen.pressure_cpu_percent is not None:
+        yield f"waits for CPU {seen.pressure_cpu_percent:.0f} %"
+    if seen.pressure_memory_percent is not None:
+        yield f"for memory {seen.pressure_memory_percent:.0f} %"
+    if seen.swapped_bytes:
+        yield f"{format_bytes(seen.swapped_bytes)} swapped"
