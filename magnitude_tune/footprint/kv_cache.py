@@ -38,7 +38,7 @@ class KvCache:
 
     def __init__(self, header: ModelHeader) -> None:
         self._header = header
-        loaded = max(0, header.block_count - header.nextn_predict_layers)
+        loaded = max(0, header.block_count - max(0, header.nextn_predict_layers))
         self._layers = [
             layer if header.causal and index < loaded else None
             for index, layer in enumerate(_exactly(header.layers, header.block_count))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from magnitude_tune.errors import UsageError
+from magnitude_tune.errors import HeaderError, UsageError
 from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 from magnitude_tune.footprint.batch import Batch, cells
 from magnitude_tune.footprint.compute import Compute, Widths
@@ -38,6 +38,7 @@ _CONTEXT: Final = attrgetter(
     "type_k",
     "type_v",
 )
+_MAX_BLOCKS: Final = 1 << 16
 _HOST: Final = attrgetter("n_gpu_layers", "devices", "tensor_split", "cache_ram")
 
 
@@ -48,7 +49,16 @@ def footprint_model(header: ModelHeader, machine: Fingerprint, engine: EngineFac
         header: the model.
         machine: its `devices` are exactly the accelerators this engine can use, in the engine's order.
         engine: None plans as for llama-server by the newest rules, with the extra buffers this CPU allows.
+
+    Raises:
+        HeaderError: the header counts blocks that no model has.
     """
+    if not 0 <= header.block_count <= _MAX_BLOCKS:
+        raise HeaderError(
+            f"block_count is {header.block_count}; at most {_MAX_BLOCKS} can be planned for",
+            where=header.path,
+            hint="the file is damaged or not a model: download it again",
+        )
     return _Model(header, machine, engine)
 
 

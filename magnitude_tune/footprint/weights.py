@@ -32,7 +32,7 @@ class Weights:
 
     def __init__(self, header: ModelHeader, rules: RepackRules, backends: tuple[str, ...]) -> None:
         self._backends = backends
-        self._loaded_blocks = max(0, header.block_count - header.nextn_predict_layers)
+        self._loaded_blocks = max(0, header.block_count - max(0, header.nextn_predict_layers))
         self._blocks = header.block_count
         loaded = [group for group in header.groups if self._is_loaded(group)]
         inputs = [group for group in loaded if group.block is None and group.role in _INPUT_ROLES]
@@ -107,7 +107,7 @@ class Weights:
             # Buffers are filled in the order of their names: AMX, CPU, CPU_REPACK. Only what is read before others
             # are filled can hide its read buffer in memory that is needed later anyway.
             late = layout.largest_repack
-            early = max(0, layout.largest_amx - (host - layout.source))
+            early = max(0, layout.largest_amx - (host - layout.source + layout.tied_source))
             at_host, rule = max(2 * in_transit, late, early), "read buffer of the largest tensor, while loading"
         if at_host:
             parts.append(Part("staging", HOST, at_host, 0, "bounded", rule))
