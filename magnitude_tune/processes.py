@@ -18,7 +18,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Final, Self
 
 __all__ = ["Child", "Completed", "GroupMemory", "child_environment", "run", "start"]
@@ -260,9 +259,10 @@ class Child:
                 os.killpg(self._guard.pid, number)
 
     def _kill(self) -> None:
-        left = self.members()
         if self._guard is None:
-            _kill_each(left)
+            for pid in self.members():
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGTERM)  # on Windows this is TerminateProcess
             self._process.wait()
             return
         # The guard leads the group and is not reaped before this line: its number cannot be anybody else's.
@@ -277,9 +277,7 @@ class Child:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -371,14 +369,6 @@ def _tree(pid: int) -> tuple[int, ...]:
         return tuple(process.pid for process in [root, *root.children(recursive=True)] if process.is_running())
     except psutil.Error:
         return ()
-
-
-def _kill_each(pids: Sequence[int]) -> None:
-    import psutil
-
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            psutil.Process(pid).kill()
 
 
 def _memory_of(pid: int) -> GroupMemory | None:

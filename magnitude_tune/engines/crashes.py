@@ -39,9 +39,10 @@ _OUT_OF_MEMORY: Final = re.compile(
     r"|ErrorOutOfMemory|insufficient memory|not enough memory|cannot allocate memory|std::bad_alloc",
     re.IGNORECASE,
 )
-_OF_THE_HOST: Final = re.compile(r"\bcpu|OutOfHostMemory|cannot allocate memory|bad_alloc|host memory", re.IGNORECASE)
+_OF_THE_HOST: Final = re.compile(r"(?<![a-z])cpu|OutOfHostMemory|cannot allocate memory|bad_alloc|host memory", re.IGNORECASE)
 _CAUSE: Final = re.compile(
-    r"\b(?:error|failed|unable|cannot|aborted|assert|exception|invalid|unsupported|unknown|no module)\b", re.IGNORECASE
+    r"\b(?:error|failed|unable|cannot|aborted|assert|exception|invalid|unsupported|requires|unknown model|no module)\b",
+    re.IGNORECASE,
 )
 # These only say again that loading failed; the line before them says why.
 _RESTATEMENT: Final = re.compile(
@@ -190,8 +191,8 @@ def _line(log_tail: str, pattern: re.Pattern[str], *, skip: re.Pattern[str] | No
     """The last line that matches, shortened; one that `skip` matches too only where there is no other."""
     found = [line for line in log_tail.splitlines() if pattern.search(line)]
     better = [line for line in found if skip is None or not skip.search(line)]
-    last = (better or found or [None])[-1]
-    return None if last is None else last.strip()[:_CAUSE_LIMIT]
+    chosen = better or found
+    return chosen[-1].strip()[:_CAUSE_LIMIT] if chosen else None
 
 
 def cpu_flags() -> frozenset[str] | None:

@@ -23,6 +23,8 @@ from magnitude_tune.processes import Child, child_environment, start
 __all__ = ["LlamaCppPythonSession", "open_session", "probe"]
 
 _NAME: Final = "llama-cpp-python"
+# -P: a file of the caller's folder must not pass for a module.
+_WORKER_ARGUMENTS: Final = ("-P", "-m", "magnitude_tune.engines.worker")
 _LINE_LIMIT_BYTES: Final = 1 << 16
 _LOG_LIMIT_BYTES: Final = 16 << 20
 # Slower than this is a hang: one token in five seconds, and a minute to begin with.
@@ -122,10 +124,10 @@ class _Worker:
         self._folder = tempfile.TemporaryDirectory(prefix="magnitude-tune-", ignore_cleanup_errors=True)
         self._log_path = Path(self._folder.name) / "engine.log"
         env, _ = child_environment(environment)
-        # -P: a file of the caller's folder must not pass for a module.
-        argv = [sys.executable, "-P", "-m", "magnitude_tune.engines.worker"]
         try:
-            self.child: Child = start(argv, env=env, log_path=self._log_path, pipes=True)
+            self.child: Child = start(
+                [sys.executable, *_WORKER_ARGUMENTS], env=env, log_path=self._log_path, pipes=True
+            )
         except OSError as error:
             self._folder.cleanup()
             raise EngineError(f"cannot start the worker: {error}", where=_NAME) from error
