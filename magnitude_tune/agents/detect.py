@@ -90,7 +90,7 @@ def locate(document: AgentDocument, dialect: str | None = None) -> tuple[Dialect
             return candidate, block
     raise ConfigError(
         "the file holds no settings that we know",
-        where=str(document.path),
+        where=str(document.place(document.root.start)),
         hint="write `magnitude: 4.0` at its top, or a block `inference_server:` that holds it",
     )
 

@@ -54,9 +54,9 @@ def parse_document(text: str, path: Path) -> AgentDocument:
     """
     label = str(path)
     starts = (0, *(match.end() for match in _LINE_END.finditer(text)))
-    root = parse_tree(text, lambda offset: _place(label, text, starts, offset), label)
+    root = parse_tree(text, lambda offset: _place(label, text, starts, offset))
     if root is None:
-        raise ConfigError("the file is empty", where=label, hint=_EXAMPLE)
+        raise ConfigError("the file is empty", where=f"{label}:1:1", hint=_EXAMPLE)
     if not isinstance(root, MappingNode):
         where = str(_place(label, text, starts, root.start))
         raise ConfigError("the file holds no `key: value` pairs at its top", where=where, hint=_EXAMPLE)

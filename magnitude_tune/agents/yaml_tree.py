@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NoReturn, Protocol
 
@@ -15,7 +15,7 @@ from magnitude_tune.findings import Place
 __all__ = ["MAX_DEPTH", "MAX_EXPANDED", "MAX_NODES", "parse_tree"]
 
 MAX_DEPTH: Final = 64
-MAX_NODES: Final = 20_000
+MAX_NODES: Final = 10_000
 MAX_EXPANDED: Final = 100_000
 """Values that the file would have with every alias written out."""
 
@@ -187,37 +187,46 @@ def shortened(text: str, limit: int = 60) -> str:
     return repr(text if len(text) <= limit else text[:limit] + "...")
 
 
-def parse_tree(text: str, place: Callable[[int], Place], label: str) -> Node | None:
+def parse_tree(text: str, place: Callable[[int], Place]) -> Node | None:
     """The one document of `text`, or None where there is none.
 
     Args:
         text: the whole file, byte-order mark included.
         place: from an offset in `text` to file, line and column.
-        label: the file's name, for errors without a position.
 
     Raises:
         ConfigError: not YAML, a duplicate key, an unknown anchor, or more than the bounds above; with its place.
     """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError, YAMLError
-
     builder = _Builder(text, place)
-    try:
-        for event in YAML(typ="safe", pure=True).parse(text):
-            builder.take(event)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        _refuse_syntax(text, str(error.problem or error.context), None if mark is None else mark.index, place, label)
-    except YAMLError as error:
-        _refuse_syntax(text, "a character that YAML does not allow", getattr(error, "position", None), place, label)
-    except (ValueError, IndexError, KeyError, AttributeError, TypeError) as error:
-        # The parser has faults of its own on malformed escapes and directives.
-        raise ConfigError("the file is not YAML", where=label, hint="check it with a YAML linter") from error
+    for event in _events(text, place):
+        builder.take(event)
     return builder.roots[0] if builder.roots else None
 
 
-def _refuse_syntax(text: str, problem: str, offset: int | None, place: Callable[[int], Place], label: str) -> NoReturn:
-    where = label if offset is None else str(place(min(offset, len(text))))
-    if offset is not None and text[offset : offset + 1] == "\t":
-        raise ConfigError("a tab stands where YAML wants spaces", where=where, hint="replace the tab with spaces")
-    raise ConfigError(f"not YAML: {problem}", where=where, hint="correct the line; a quoted text is always safe")
+def _events(text: str, place: Callable[[int], Place]) -> Iterator[_Event]:
+    """The parser's events; whatever it raises becomes an error of ours."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    reached = 0
+    try:
+        for event in YAML(typ="safe", pure=True).parse(text):
+            reached = event.end_mark.index
+            yield event
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        offset = reached if mark is None else mark.index
+        raise _syntax_error(text, str(error.problem or error.context), offset, place) from error
+    except YAMLError as error:
+        offset = getattr(error, "position", reached)
+        raise _syntax_error(text, "a character that YAML does not allow", offset, place) from error
+    except (ArithmeticError, LookupError, ValueError, TypeError, AttributeError, AssertionError) as error:
+        # The parser has faults of its own, for example on escapes beyond Unicode.
+        raise _syntax_error(text, "an escape or a directive that no reader understands", reached, place) from error
+
+
+def _syntax_error(text: str, problem: str, offset: int, place: Callable[[int], Place]) -> ConfigError:
+    where = str(place(min(offset, len(text))))
+    if text[offset : offset + 1] == "\t":
+        return ConfigError("a tab stands where YAML wants spaces", where=where, hint="replace the tab with spaces")
+    return ConfigError(f"not YAML: {problem}", where=where, hint="correct the line; a quoted text is always safe")

@@ -7,6 +7,7 @@ Each takes a raw value with its place and gives a `Reading`. A wrong value is an
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from typing import Final, Literal, cast, get_args
@@ -218,11 +219,18 @@ def read_model(name: str, given: Given) -> Reading[str]:
     if nothing is not None:
         return nothing
     raw = given.raw
-    if not isinstance(raw, str) or "\0" in raw or len(raw) > 4096:
+    if not isinstance(raw, str) or not _can_be_a_path(raw):
         raise refusal(
             given, f"{name} must be the path of a GGUF file, got {shown(raw)}", "for example model: models/a.gguf"
         )
     return Reading(raw)
+
+
+def _can_be_a_path(text: str) -> bool:
+    try:
+        return "\0" not in text and len(os.fsencode(text)) <= 4096
+    except UnicodeEncodeError:
+        return False
 
 
 def read_engine(name: str, given: Given) -> Reading[str]:
