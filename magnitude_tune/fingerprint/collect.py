@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from magnitude_tune.findings import Finding, Rule
-from magnitude_tune.fingerprint import bandwidth, cgroups, elsewhere, host
+from magnitude_tune.fingerprint import bandwidth, cgroups, host
 from magnitude_tune.fingerprint.disk import guessed_disk_bandwidth
 from magnitude_tune.fingerprint.identity import machine_hash
 from magnitude_tune.fingerprint.memory import read_memory
 from magnitude_tune.fingerprint.nvidia import NvidiaFacts, read_nvidia
 from magnitude_tune.fingerprint.processor import Processor, brand_from_library, peak_flops, read_processor
 from magnitude_tune.fingerprint.runner import CommandRunner, run_command
-from magnitude_tune.fingerprint.topology import read_nodes, read_topology
+from magnitude_tune.fingerprint.topology import Topology, read_nodes, read_topology
 from magnitude_tune.fingerprint.tree import Tree
 from magnitude_tune.fingerprint.values import HOST_POOL, Cpu, Device, Fact, Fingerprint, Memory, Pool
 from magnitude_tune.magnitude import usable_cores
@@ -44,7 +43,7 @@ def collect(*, root: Path = Path("/"), run: CommandRunner | None = None, cached_
     tree = Tree(root)
     facts = _elsewhere_facts(tree, run)
     notes: list[Finding] = []
-    memory = read_memory(tree) or (elsewhere.system_memory() if _is_elsewhere(tree) else None)
+    memory = read_memory(tree) or _system_memory(tree)
     if memory is None:
         memory = _UNREADABLE
         notes.append(_failed("the host's memory cannot be read: /proc/meminfo gives no total, so nothing will fit"))
@@ -78,18 +77,25 @@ def _is_elsewhere(tree: Tree) -> bool:
 
 
 def _elsewhere_facts(tree: Tree, run: CommandRunner | None) -> dict[str, str]:
-    if tree.live and host.system_name(tree) == "Darwin":
-        return elsewhere.read_sysctl(run or run_command)
-    return {}
+    if not (tree.live and host.system_name(tree) == "Darwin"):
+        return {}
+    from magnitude_tune.fingerprint.elsewhere import read_sysctl
+
+    return read_sysctl(run or run_command)
+
+
+def _system_memory(tree: Tree) -> Memory | None:
+    if not _is_elsewhere(tree):
+        return None
+    from magnitude_tune.fingerprint.elsewhere import system_memory
+
+    return system_memory()
 
 
 def _cpu(
     tree: Tree, facts: dict[str, str], run: CommandRunner | None, memory: Memory, cached_only: bool
 ) -> tuple[Cpu, list[Finding]]:
-    if _is_elsewhere(tree):
-        processor, topology = elsewhere.system_processor(facts), elsewhere.system_topology(facts)
-    else:
-        processor, topology = read_processor(tree), read_topology(tree)
+    processor, topology = _processor(tree, facts)
     processor = _named(tree, run, processor)
     quota = cgroups.cpu_quota(tree)
     cores = usable_cores(topology.performance_cores, quota[0] if quota else None)
@@ -119,6 +125,14 @@ def _cpu(
     return cpu, [note for note in notes if note is not None]
 
 
+def _processor(tree: Tree, facts: dict[str, str]) -> tuple[Processor, Topology]:
+    if not _is_elsewhere(tree):
+        return read_processor(tree), read_topology(tree)
+    from magnitude_tune.fingerprint.elsewhere import system_processor, system_topology
+
+    return system_processor(facts), system_topology(facts)
+
+
 def _named(tree: Tree, run: CommandRunner | None, processor: Processor) -> Processor:
     """The processor with the name the library has, where the kernel has none and the machine is this one."""
     if processor.brand is not None or not tree.live:
@@ -140,10 +154,18 @@ def _bandwidth(tree: Tree, processor: Processor, cores: int, memory: Memory, cac
 def _devices(
     tree: Tree, facts: dict[str, str], run: CommandRunner | None, memory: Memory
 ) -> tuple[tuple[Device, ...], tuple[Pool, ...], tuple[Finding, ...]]:
-    metal = elsewhere.metal_device(facts, memory)
-    if metal is not None:
-        return (metal,), (), ()
+    if facts:
+        from magnitude_tune.fingerprint.elsewhere import metal_device
+
+        metal = metal_device(facts, memory)
+        return (metal,) if metal else (), (), ()
     found = NvidiaFacts()
-    if run is not None or (tree.live and shutil.which("nvidia-smi")):
+    if run is not None or (tree.live and _is_installed("nvidia-smi")):
         found = read_nvidia(run or run_command, memory, os.environ if tree.live else {})
     return found.devices, found.pools, found.notes
+
+
+def _is_installed(program: str) -> bool:
+    import shutil
+
+    return shutil.which(program) is not None
