@@ -149,9 +149,11 @@ def parse_magnitude(raw: object, *, where: str) -> tuple[float, str | None]:
         raise UsageError(
             f"magnitude must be a number, got {raw!r} ({type(raw).__name__})", where=where, hint=_RANGE_HINT
         )
+    # An integer of any length is not a float, nor can it always be printed.
     value = float(raw) if abs(raw) < 1e300 else math.inf
     if not math.isfinite(value):
-        raise UsageError(f"magnitude must be a finite number, got {raw}", where=where, hint=_RANGE_HINT)
+        shown = raw if isinstance(raw, float) else "more than 300 digits"
+        raise UsageError(f"magnitude must be a finite number, got {shown}", where=where, hint=_RANGE_HINT)
     if not MIN_MAGNITUDE <= value <= MAX_MAGNITUDE:
         raise UsageError(f"magnitude must be from 0.1 to 6, got {raw}", where=where, hint=_RANGE_HINT)
     return value, note

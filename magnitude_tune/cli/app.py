@@ -55,5 +55,12 @@ def main() -> None:
         # The reader has gone; leave without a second error from the interpreter's own flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except RecursionError:
-        fail(MagnitudeTuneError("the input nests too deeply"))
+    except Exception as error:
+        if os.environ.get("MAGNITUDE_TUNE_TRACEBACK"):
+            raise
+        fail(
+            MagnitudeTuneError(
+                f"a bug of ours: {type(error).__name__}: {error}",
+                hint="set MAGNITUDE_TUNE_TRACEBACK=1, run it again and report what it prints",
+            )
+        )

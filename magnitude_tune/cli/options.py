@@ -75,7 +75,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     options = [_option(name, text) for name, text in SETTINGS.items()]
 
     def run(**values: Any) -> None:
-        given = ((name, values.pop(name)) for name in SETTINGS)
+        given = [(name, values.pop(name)) for name in SETTINGS]
         command(**values, flags=tuple((name, value) for name, value in given if value is not None))
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__

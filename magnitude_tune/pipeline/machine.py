@@ -117,10 +117,10 @@ def _from_engine(listed: EngineDevice, machine: Fingerprint, rpc: tuple[str, ...
     pool: Pool | None = Pool(listed.name.lower(), "card", listed.total_bytes, listed.free_bytes)
     link = None
     if backend == "rpc":
-        from magnitude_tune.engines.rpc import is_loopback
+        from magnitude_tune.engines.rpc import address_of, is_loopback
 
-        number = int(listed.name[len(prefix) :] or 0)
-        if number < len(rpc) and is_loopback(rpc[number]):
+        address = address_of(listed)
+        if address is not None and is_loopback(address):
             bandwidth = replace(machine.cpu.bandwidth, source=f"this host's: {machine.cpu.bandwidth.source}")
             flops = replace(machine.cpu.flops, source=f"this host's: {machine.cpu.flops.source}")
             pool = None

@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
-from magnitude_tune.agents.detect import AgentRequest, looks_like_agent, read_agent
+from magnitude_tune.agents.detect import AgentRequest, read_agent
 from magnitude_tune.errors import InputFileError, UsageError
 from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 from magnitude_tune.findings import Finding, Rule
@@ -16,7 +17,7 @@ from magnitude_tune.header.cached import read_model_cached
 from magnitude_tune.header.read import require_runnable
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.pipeline.engine_choice import choose_engine, machine_for_engine
-from magnitude_tune.pipeline.layers import Layer, build_request, environment_layer, flag_layer, user_layer
+from magnitude_tune.pipeline.layers import build_request, config_layer, environment_layer, flag_layer, user_layer
 from magnitude_tune.pipeline.machine import find_machine
 from magnitude_tune.request import Request
 from magnitude_tune.resolver.resolve import resolve
@@ -28,6 +29,8 @@ from magnitude_tune.throughput.model import speed_model
 from magnitude_tune.throughput.values import Evidence
 
 __all__ = ["ResolveOptions", "Resolved", "resolve_request"]
+
+_CONFIG_SUFFIXES: Final = frozenset({".yaml", ".yml"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +104,10 @@ def resolve_request(options: ResolveOptions) -> Resolved:
 
 def read_request(options: ResolveOptions) -> tuple[AgentRequest | None, Request]:
     """The request from all layers, defaults < user file < config < environment < flags."""
-    agent = read_agent(Path(options.what)) if looks_like_agent(Path(options.what)) else None
-    layers: list[Layer] = [*user_layer()]
-    if agent is not None:
-        layers.append(Layer(agent.dialect, agent.values))
-    layers += [environment_layer(), flag_layer(dict(options.flags))]
-    request = build_request(layers)
+    path = Path(options.what)
+    agent = read_agent(path) if path.suffix.lower() in _CONFIG_SUFFIXES else None
+    own = (config_layer(agent),) if agent is not None else ()
+    request = build_request((*user_layer(), *own, environment_layer(), flag_layer(dict(options.flags))))
     if agent is not None:
         request = replace(request, findings=(*agent.findings, *request.findings))
     return agent, request
