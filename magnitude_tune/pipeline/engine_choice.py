@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 from magnitude_tune.errors import UsageError
 from magnitude_tune.findings import Finding, Place, Rule
-from magnitude_tune.fingerprint.values import Device, EngineFacts, Fingerprint
+from magnitude_tune.fingerprint.values import Device, EngineFacts, EngineName, Fingerprint
 
 __all__ = ["choose_engine", "machine_for_engine"]
+
+_ORDER = get_args(EngineName)
 
 
 def choose_engine(
@@ -22,7 +25,8 @@ def choose_engine(
     Raises:
         UsageError: the wanted engine is not among those found on this machine.
     """
-    engines = [engine for engine in machine.engines if wanted is None or engine.name == wanted]
+    in_order = sorted(machine.engines, key=lambda engine: _ORDER.index(engine.name))
+    engines = [engine for engine in in_order if wanted is None or engine.name == wanted]
     if wanted is not None and not engines and machine.engines:
         found = ", ".join(sorted({engine.name for engine in machine.engines}))
         raise UsageError(

@@ -11,6 +11,7 @@ from magnitude_tune.errors import DoesNotFitError
 from magnitude_tune.fingerprint.values import Fingerprint
 from magnitude_tune.footprint.values import FootprintModel
 from magnitude_tune.magnitude import MAX_MAGNITUDE, SAFE_BAND, magnitude_of_threads, share
+from magnitude_tune.resolver.advice import shown_magnitude
 from magnitude_tune.resolver.candidates import Base, Candidate, Shape, Table
 from magnitude_tune.resolver.choose import Limits
 from magnitude_tune.units import format_bytes
@@ -44,7 +45,7 @@ def refusal(
     terms = [term for term in footprint.footprint(base.settings).terms if term.pool == pool.name]
     largest = max(terms, key=lambda term: term.reserved_bytes)
     what = (
-        f"the model does not fit at magnitude {m:g}: the smallest plan reserves {format_bytes(needs)} of "
+        f"the model does not fit at magnitude {shown_magnitude(m)}: the smallest plan reserves {format_bytes(needs)} of "
         f"{pool.name}, {format_bytes(max(0.0, budget))} may be used "
         f"({format_bytes(pool.available_bytes)} available of {format_bytes(pool.total_bytes)}, "
         f"{format_bytes(pool.floor_bytes)} kept free); "
@@ -61,7 +62,7 @@ def _too_many_threads(row: Candidate, m: float, machine: Fingerprint) -> DoesNot
     mu = magnitude_of_threads(wanted, usable)
     needs = f"needs magnitude {math.ceil(10 * mu) / 10:g}" if math.isfinite(mu) else "is more than there are"
     return DoesNotFitError(
-        f"{wanted} threads do not fit at magnitude {m:g}: {usable} cores are usable, and {wanted} {needs}",
+        f"{wanted} threads do not fit at magnitude {shown_magnitude(m)}: {usable} cores are usable, and {wanted} {needs}",
         hint="leave n_threads and n_threads_batch unset",
     )
 

@@ -11,7 +11,7 @@ from magnitude_tune.findings import Finding
 from magnitude_tune.fingerprint.values import Pool
 from magnitude_tune.magnitude import magnitude_of_bytes, needed, share
 from magnitude_tune.request import Request, Settings
-from magnitude_tune.resolver.advice import log_lines, request_findings
+from magnitude_tune.resolver.advice import log_lines, request_findings, shown_magnitude
 from magnitude_tune.resolver.candidates import Candidate, Search, Shape, Table, build_table
 from magnitude_tune.resolver.choose import Limits, choose, limits_of
 from magnitude_tune.resolver.concessions import conceding_shapes, wanted_shape
@@ -138,7 +138,7 @@ def _final(choice: _Choice, limits: Limits, subject: Subject, pins: dict[str, in
 
 def _cache_refusal(pins: dict[str, int | str | bool], m: float) -> DoesNotFitError:
     return DoesNotFitError(
-        f"a prompt cache of {pins['cache_ram']} MiB does not fit beside the model at magnitude {m:g}",
+        f"a prompt cache of {pins['cache_ram']} MiB does not fit beside the model at magnitude {shown_magnitude(m)}",
         where="cache_ram",
         hint="leave cache_ram unset: it is sized to what is left",
     )

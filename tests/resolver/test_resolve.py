@@ -129,7 +129,7 @@ def test_pinned_and_not_fitting_is_refused() -> None:
 
 def test_pinned_threads_beyond_the_cap_are_refused_by_name() -> None:
     """More threads than the magnitude allows do not fit; the text says which magnitude would."""
-    with pytest.raises(DoesNotFitError, match="8 threads do not fit at magnitude 2: 8 cores are usable"):
+    with pytest.raises(DoesNotFitError, match="8 threads do not fit at magnitude 2.0: 8 cores are usable"):
         resolve(a_subject(machine=a_machine(cores=8)), Request(magnitude=2.0, pins=(pin("n_threads", 8),)))
 
 
