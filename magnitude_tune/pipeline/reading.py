@@ -14,7 +14,7 @@ from typing import Final, Literal, cast, get_args
 
 from magnitude_tune.errors import UsageError
 from magnitude_tune.findings import Finding, Rule
-from magnitude_tune.magnitude import MAX_MAGNITUDE, parse_magnitude
+from magnitude_tune.magnitude import MAX_MAGNITUDE, MIN_MAGNITUDE, parse_magnitude
 from magnitude_tune.pipeline.numerals import (
     Reading,
     Unset,
@@ -78,13 +78,13 @@ def read_magnitude(name: str, given: Given) -> Reading[float]:
     nothing: Reading[float] | None = absence(name, given)
     if nothing is not None:
         return nothing
-    raw = given.raw
-    if isinstance(raw, str) and len(raw) > 60:
-        raise refusal(given, f"magnitude must be a number, got {shown(raw)}", "for example magnitude: 4.0")
+    raw, hint = given.raw, f"write a number from {MIN_MAGNITUDE} to {MAX_MAGNITUDE:g}, for example magnitude: 4.0"
+    if isinstance(raw, bool) or not isinstance(raw, str | int | float) or len(written(given)) > 60:
+        raise refusal(given, f"magnitude must be a number, got {shown(raw)}", hint)
     try:
         value, note = parse_magnitude(raw, where=str(given.place))
     except UsageError as error:
-        hint = numeral_hint(raw, error.hint or "for example magnitude: 4.0", most=MAX_MAGNITUDE)
+        hint = numeral_hint(raw, error.hint or hint, most=MAX_MAGNITUDE)
         raise refusal(given, error.what, hint) from None
     if note is None or given.place.line is None:
         return Reading(value)
