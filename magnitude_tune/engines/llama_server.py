@@ -35,6 +35,8 @@ _EXIT_SECONDS: Final = 5.0
 # Enough for the kernels of large batches, which are where repacked weights crash.
 _WARM_UP_TOKENS: Final = 64
 _SEED: Final = 20
+# A key would lock us out; the others turn the program into a part of a router, or its timings into fakes.
+_DROPPED: Final = ("LLAMA_API_KEY", "LLAMA_SERVER_")
 _LEAST_VOCABULARY: Final = 8
 # The cheapest choice of a token there is: what is measured is the decoding.
 _SAMPLING: Final = {"samplers": ["top_k"], "top_k": 1, "temperature": 0, "seed": _SEED, "ignore_eos": True}
@@ -172,7 +174,9 @@ class _Server:
         self.client = ServerClient(port)
         self._oom_kills = oom_kill_count()
         self._folder = tempfile.TemporaryDirectory(prefix="magnitude-tune-", ignore_cleanup_errors=True)
-        environment, _ = child_environment(launch.environment, library_dirs=library_dirs(Path(engine.path)))
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+        folders = library_dirs(Path(engine.path))
+        environment, _ = child_environment(launch.environment, library_dirs=folders, base=inherited)
         self._started = time.perf_counter()
         try:
             self.child: Child = start(

@@ -69,7 +69,9 @@ def installed_programs() -> list[Path]:
     if on_path := shutil.which(_PROGRAM):
         programs.append(Path(on_path).absolute())
     for package in _PACKAGES:
-        spec = importlib.util.find_spec(package)
+        spec = None
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(package)
         if spec is not None and spec.origin is not None:
             program = Path(spec.origin).parent / "bin" / _PROGRAM
             if program.is_file():

@@ -12,7 +12,6 @@ from magnitude_tune import processes, storage
 from magnitude_tune.engines import rpc as rpc_devices
 from magnitude_tune.engines import server_files
 from magnitude_tune.engines.crashes import classify, cpu_flags
-from magnitude_tune.engines.server_arguments import verbosity
 from magnitude_tune.engines.values import CrashKind
 from magnitude_tune.errors import UsageError
 from magnitude_tune.fingerprint.values import EngineDevice, EngineFacts
@@ -46,9 +45,9 @@ _CPU_FLAGS: Final = {
 def find_server(*, engine_path: str | None, rpc: tuple[str, ...]) -> EngineFacts | None:
     """The llama-server to use here and what it can do; None if there is none.
 
-    Looked for at `engine_path`, else on PATH, else in an installed package; the first that can run, or else the
-    first, with its problem. What it can do is remembered until its files change; devices, whose free memory changes,
-    are asked for each time if there are any.
+    Looked for at `engine_path`, else on PATH, else in an installed package; the first that can run (and has RPC, if
+    that is wanted), or else the first, with its problem. What it can do is remembered until its files change;
+    devices, whose free memory changes, are asked for each time if there are any.
 
     Args:
         engine_path: a llama-server, or a folder that holds one.
@@ -59,13 +58,12 @@ def find_server(*, engine_path: str | None, rpc: tuple[str, ...]) -> EngineFacts
     """
     explicit = engine_path is not None
     paths = server_files.installed_programs() if engine_path is None else [server_files.explicit_program(engine_path)]
-    first: EngineFacts | None = None
-    for path in paths:
-        facts = _facts(path, explicit=explicit)
-        if facts is not None and facts.problem is None:
-            return _with_devices(facts, rpc)
-        first = first or facts
-    return first
+    found = [facts for path in paths if (facts := _facts(path, explicit=explicit)) is not None]
+    usable = [facts for facts in found if facts.problem is None]
+    if not usable:
+        return found[0] if found else None
+    chosen = next((facts for facts in usable if "rpc" in facts.flags), usable[0]) if rpc else usable[0]
+    return _with_devices(chosen, rpc)
 
 
 def parse_flags(help_text: str) -> frozenset[str]:
@@ -153,6 +151,8 @@ def _build(version: processes.Completed) -> str:
 
 def _system_info(program: Path, flags: frozenset[str]) -> str:
     """The line `system_info: ... | CPU : AVX2 = 1 | ...`, which comes before the model is found missing."""
+    from magnitude_tune.engines.server_arguments import verbosity
+
     missing = str(storage.cache_dir() / "there-is-no-such-model.gguf")
     answer = _ask(program, "--model", missing, "--host", "127.0.0.1", "--port", "0", *verbosity(flags))
     match = _SYSTEM_INFO.search(answer.stderr) or _SYSTEM_INFO.search(answer.stdout)

@@ -5,7 +5,8 @@ FAKE_TIMINGS: `good`, `zero`, `short` (one token less than asked for), `none`.
 FAKE_MODEL: the model path that /props gives, instead of its own.
 FAKE_PROBE: `signal:NUMBER` or `missing:LIBRARY` instead of any answer to a probe; `other` for another program's help.
 FAKE_DEVICES: lines of --list-devices.  FAKE_INFO: features of the system_info line.  FAKE_HELP: a file of options.
-FAKE_DIE: `completion` ends the process with signal 4 at the first completion.  FAKE_CACHE: `kept` or `lost`.
+FAKE_DIE: `completion` ends the process with signal 4 at the first completion, `repack` only if it repacks.
+FAKE_CACHE: `kept` or `lost`.
 FAKE_CALLS: a file that takes the arguments of every start.
 """
 
@@ -121,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """A completion."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if setting("DIE", "") == "completion":
+        if setting("DIE", "") == "completion" or (setting("DIE", "") == "repack" and "--repack" in sys.argv):
             end("signal:4")
         prompt, n_predict = body["prompt"], max(1, body["n_predict"])
         n_kept = 0

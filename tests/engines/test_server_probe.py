@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from magnitude_tune.engines import crashes, server_probe
-from magnitude_tune.engines.server_files import ggml_version, library_dirs
+from magnitude_tune.engines.server_files import ggml_version, installed_programs, library_dirs
 from magnitude_tune.engines.server_probe import find_server, parse_flags
 from magnitude_tune.errors import UsageError
 from magnitude_tune.fingerprint.values import EngineDevice, EngineFacts
@@ -155,18 +155,42 @@ def test_devices_are_asked_for_each_time(fake_program: MakeProgram, tmp_path: Pa
     assert calls.read_text().count("--list-devices") == before + 1
 
 
-def test_path_is_searched_and_a_usable_server_preferred(
-    fake_program: MakeProgram, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a named engine the one on PATH is used, unless it cannot run and another can."""
-    broken = fake_program("broken", probe="signal:4")
-    monkeypatch.setenv("PATH", f"{broken.parent}{os.pathsep}/usr/bin{os.pathsep}/bin")
-    monkeypatch.setattr("magnitude_tune.engines.server_files._PACKAGES", ())
+def test_a_server_that_can_run_is_preferred(fake_program: MakeProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a named engine the first on PATH or in a package is used, unless only another can run or has RPC."""
+    broken, plain, other = fake_program("broken", probe="signal:4"), fake_program("plain"), fake_program("other")
+    no_rpc = broken.parent / "help"
+    no_rpc.write_text("-m,    --model FNAME\n--ctx-size N\n--port N\n--list-devices\n", encoding="utf-8")
+    plain.write_text(plain.read_text().replace("exec", f"export FAKE_HELP={no_rpc}\nexec", 1), encoding="utf-8")
+    order: list[Path] = []
+    monkeypatch.setattr(server_probe.server_files, "installed_programs", lambda: order)
+    assert find_server(engine_path=None, rpc=()) is None
+    order[:] = [broken]
     facts = find_server(engine_path=None, rpc=())
     assert facts is not None
     assert facts.problem is not None
-    monkeypatch.setattr("magnitude_tune.engines.server_files._PROGRAM", "no-such-program")
-    assert find_server(engine_path=None, rpc=()) is None
+    order[:] = [broken, plain, other]
+    facts = find_server(engine_path=None, rpc=())
+    assert facts is not None
+    assert facts.path == str(plain)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        other.write_text(
+            other.read_text().replace("exec", f"export FAKE_DEVICES='  RPC0: {address} (8 MiB, 8 MiB free)'\nexec", 1),
+            encoding="utf-8",
+        )
+        facts = find_server(engine_path=None, rpc=(address,))
+        assert facts is not None
+        assert facts.path == str(other)
+        order.remove(other)
+        with pytest.raises(UsageError, match="no RPC backend"):
+            find_server(engine_path=None, rpc=(address,))
+
+
+def test_path_is_searched(fake_program: MakeProgram, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A llama-server on PATH is found by its name."""
+    program = fake_program()
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    assert str(program) in map(str, installed_programs())
 
 
 def test_an_rpc_server_that_does_not_answer_is_named(fake_program: MakeProgram) -> None:

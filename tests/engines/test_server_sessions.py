@@ -16,6 +16,7 @@ from magnitude_tune.engines.crashes import EngineCrash
 from magnitude_tune.engines.llama_server import LlamaServerSession, open_session
 from magnitude_tune.engines.rpc import device_of_buffer
 from magnitude_tune.engines.server_probe import find_server
+from magnitude_tune.engines.sessions import open_or_without_repack
 from magnitude_tune.engines.values import CrashKind, Launch
 from magnitude_tune.errors import EngineError
 from magnitude_tune.fingerprint.values import EngineFacts
@@ -169,16 +170,31 @@ def test_a_crash_at_the_first_prompt_shows_when_opening(fake_program: MakeProgra
     assert caught.value.kind is CrashKind.ILLEGAL_INSTRUCTION
 
 
+def test_a_crash_of_repacked_weights_is_cured_by_doing_without(fake_program: MakeProgram, model: Path) -> None:
+    """The launch is repeated with --no-repack, and the session says so."""
+    launch = Launch(model_path=str(model), settings=replace(SETTINGS, repack=True))
+    opened_without = open_or_without_repack(facts_of(fake_program(die="repack")), launch, "machine")
+    try:
+        assert opened_without.repack_crash is not None
+        assert not opened_without.launch.settings.repack
+        assert opened_without.session.generate(4).n_tokens == 4
+    finally:
+        opened_without.session.close()
+
+
 def test_inherited_settings_do_not_reach_the_server(
     fake_program: MakeProgram, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """LLAMA_ARG_* of the caller would change the plan."""
+    """LLAMA_ARG_* of the caller would change the plan, and a key would lock the bench out."""
     monkeypatch.setenv("LLAMA_ARG_N_GPU_LAYERS", "99")
+    monkeypatch.setenv("LLAMA_API_KEY", "secret")
     program = fake_program()
     text = program.read_text()
     program.write_text(text.replace("exec", f'env > "{tmp_path}/seen"\nexec'), encoding="utf-8")
     opened(program, model).close()
-    assert "LLAMA_ARG" not in (tmp_path / "seen").read_text()
+    seen = (tmp_path / "seen").read_text()
+    assert "FAKE" in seen or "PATH=" in seen
+    assert "LLAMA_A" not in seen
 
 
 def test_drawn_tokens_are_ordinary_and_repeatable() -> None:
