@@ -37,7 +37,9 @@ def rows_text(rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> st
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))] if table else []
     lines = []
     for row in table:
-        cells = (cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        cells = (
+            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
         lines.append("  " + "  ".join(cells).rstrip())
     return "\n".join(lines)
 
@@ -63,7 +65,9 @@ def basis_text(speed: Speed, interval: Interval) -> str:
 
 def curve_text(curve: Sequence[CurvePoint]) -> str:
     """The choice at each magnitude, one row each."""
-    rows: list[tuple[str, ...]] = [("magnitude", "n_gpu_layers", "n_threads", "n_ubatch", "repack", "pp", "tg", "turn", "memory")]
+    rows: list[tuple[str, ...]] = [
+        ("magnitude", "n_gpu_layers", "n_threads", "n_ubatch", "repack", "pp", "tg", "turn", "memory")
+    ]
     for point in curve:
         if point.settings is None or point.turn_seconds is None or point.pp is None or point.tg is None:
             rows.append((shown_magnitude(point.magnitude), "does not fit", "", "", "", "", "", "", ""))
@@ -102,7 +106,9 @@ def _settings(resolution: Resolution) -> str:
     document = settings_document(resolution.settings)
     rows = [(reason.setting, _shown(document[reason.setting]), reason.text) for reason in resolution.reasons]
     if resolution.settings.tensor_split:
-        rows.insert(1, ("tensor_split", _shown(document["tensor_split"]), f"layers on {', '.join(resolution.settings.devices)}"))
+        rows.insert(
+            1, ("tensor_split", _shown(document["tensor_split"]), f"layers on {', '.join(resolution.settings.devices)}")
+        )
     return "Settings\n" + rows_text(rows)
 
 
