@@ -3,11 +3,16 @@
 Formulas, fitted to ggml 0.20.0 and 0.25.3 and equal to their printed figures for dense models (u = tokens of a micro
 batch, all sizes f32 unless said otherwise):
 
-    inputs   16 u + 8 u per cache for K and for V indices (V per element without flash attention)
+    inputs   8 u + 8 u per cache for K indices and as many for V (per element of V without flash attention)
     masks    u x cells of a stream, for full and for sliding layers: f16 with flash attention, else f32
-    ffn      u (3 n_ff + 3 n_embd + q); on a device u (3 n_ff + 2 n_embd), + q where block 0 is
-    attn     without flash attention: u (3 n_embd + q + 4 kv) + u x cells x heads
-    experts  u (2 k n_embd + k n_ff_exp + n_embd)
+    attn     u (3 n_embd + 2 q); without flash attention u (3 n_embd + q + 4 kv + cells x heads)
+    ffn      u (3 n_embd + q + 3 n_ff), 2 n_ff where one fits into the hole that q left;
+             on a device u (2 n_embd + 3 n_ff), + q where block 0 is
+    experts  of the k used, u (3 n_embd + q) and
+             u max(2 k n_ff_exp, k n_embd)     where their product fits into a hole,
+             u 3 k n_ff_exp                    where their outputs fit over gate and up,
+             u (3 k n_ff_exp + k n_embd)       else;
+             a shared expert as ffn, + 2 u experts for the router
     output   n_out x n_vocab + 2 u n_embd; on a device that holds no block n_out (n_vocab + n_embd)
 
 Source: `sched_reserve` in src/llama-context.cpp and ggml-alloc.c; largest = inputs + masks + max(ffn, attn, experts),
@@ -22,7 +27,7 @@ from typing import Final
 from magnitude_tune.footprint.batch import Batch
 from magnitude_tune.footprint.parts import HOST, Part
 from magnitude_tune.footprint.placement import Placement, Span
-from magnitude_tune.header.values import Attention, ModelHeader, Role
+from magnitude_tune.header.values import Attention, ModelHeader, MoeFacts, Role
 
 __all__ = ["Compute", "Widths"]
 
@@ -58,24 +63,19 @@ class Widths:
         dense = [width for block, width in enumerate(header.n_ff) if block not in moe_blocks]
         attending = [layer for layer in header.layers if layer.attention is not Attention.RECURRENT]
         moe = header.moe
-        experts = 0
-        if moe is not None:
-            used = max(0, moe.expert_used_count)
-            experts = 2 * used * n_embd + used * max(0, moe.n_ff_expert) + n_embd
-            if moe.n_ff_shared > 0:
-                experts = max(experts + n_embd, 3 * moe.n_ff_shared + 4 * n_embd)
+        q = max(
+            (_query_width(layer.head_count, layer.head_count_kv, layer.k, n_embd) for layer in attending), default=0
+        )
         state = header.recurrent
         return cls(
             n_embd=n_embd,
             n_vocab=max(0, header.n_vocab),
             n_ff=max((*dense, 0)),
-            q=max(
-                (_query_width(layer.head_count, layer.head_count_kv, layer.k, n_embd) for layer in attending), default=0
-            ),
+            q=q,
             k=max((layer.k for layer in attending), default=0),
             v=max((layer.v for layer in attending), default=0),
             heads=max((layer.head_count for layer in attending), default=0),
-            experts=experts,
+            experts=_expert_width(moe, n_embd, q) if moe else 0,
             # Of a recurrent block only the state's shape is known: r is three times the convolved width.
             recurrent=4 * (state.r // 3) + 3 * n_embd if state else 0,
             has_full=has_full,
@@ -154,11 +154,12 @@ def _phases_of(widths: Widths, batch: Batch) -> _Phases:
     v_index = 1 if batch.flash_attn else max(1, w.v)
     inputs = u * (8 + 8 * caches * (1 + v_index))
     masks = (2 if batch.flash_attn else 4) * u * masked
-    host = [3 * w.n_ff + 3 * w.n_embd + w.q, w.experts, w.recurrent]
+    ffn = (2 if w.n_ff <= w.q else 3) * w.n_ff
+    host = [ffn + 3 * w.n_embd + w.q, w.experts, w.recurrent]
     device = [3 * w.n_ff + 2 * w.n_embd, w.experts, w.recurrent]
     first = [3 * w.n_ff + 2 * w.n_embd + w.q, w.experts, w.recurrent]
-    if not batch.flash_attn and w.heads:
-        attention = w.q + 2 * (w.k + w.v) + n_kv * w.heads
+    if w.heads:
+        attention = 2 * w.q if batch.flash_attn else w.q + 2 * (w.k + w.v) + n_kv * w.heads
         host.append(attention + 3 * w.n_embd)
         device.append(attention + 2 * w.n_embd)
         first.append(attention + 2 * w.n_embd)
@@ -175,6 +176,19 @@ def _phases_of(widths: Widths, batch: Batch) -> _Phases:
         # CUDA's flash attention reads quantised caches through an f16 copy of one layer.
         cuda_copies=2 * n_kv * batch.cells.streams * (w.k + w.v) if quantised and batch.flash_attn else 0,
     )
+
+
+def _expert_width(moe: MoeFacts, n_embd: int, q: int) -> int:
+    used, base = max(0, moe.expert_used_count), 3 * n_embd + q
+    inner, outer = used * max(0, moe.n_ff_expert), used * n_embd
+    if inner <= max(n_embd, q):
+        width = base + max(2 * inner, outer)
+    elif outer <= 2 * inner:
+        width = base + 3 * inner
+    else:
+        width = base + 3 * inner + outer
+    shared = base + 3 * moe.n_ff_shared + 2 * max(0, moe.expert_count) if moe.n_ff_shared > 0 else 0
+    return max(width, shared)
 
 
 def _query_width(heads: int, heads_kv: int, k: int, n_embd: int) -> int:

@@ -102,11 +102,11 @@ class KvCache:
 
 
 def _row(type_name: str, n_elements: int) -> int:
-    """Bytes of one row; partial blocks count whole (the engine refuses them)."""
+    """Bytes of one row; a row that cannot be cut into blocks, which the engine refuses, counts its share."""
     if type_name not in KV_TYPES:
         raise UsageError(f"unknown KV cache type {type_name!r}", hint=f"known types: {', '.join(KV_TYPES)}")
     elements, size = TENSOR_TYPES[type_name]
-    return -(-max(0, n_elements) // elements) * size
+    return -(-max(0, n_elements) * size // elements)
 
 
 def _exactly(layers: tuple[LayerKv, ...], n: int) -> list[LayerKv | None]:

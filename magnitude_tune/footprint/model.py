@@ -85,7 +85,7 @@ class _Model:
         self._pool_names = tuple(pool.name for pool in machine.pools)
         self._pool_of_place = (host_pool, *(device.pool for device in machine.devices))
         self._pool_index = tuple(self._pool_names.index(name) for name in self._pool_of_place)
-        self._weights = Weights(header, RepackRules(buffers, machine.cpu.features), backends)
+        self._weights = Weights(header, RepackRules(buffers, machine.cpu.features, header.n_vocab), backends)
         self._kv = KvCache(header)
         self._compute = Compute(Widths.of(header, self._kv.has_full, self._kv.has_sliding), backends)
         self._host = HostCosts(header.n_vocab, engine, backends)

@@ -28,6 +28,7 @@ _AMX_GROWTH: Final = {
 }
 """Bytes per block in the AMX buffer over bytes per block in the file: some types gain sums or unpacked scales."""
 
+_AMX_ROWS: Final = 32
 _AVX2_TYPES: Final = frozenset({"q4_0", "q4_k", "iq4_nl", "mxfp4"})
 _AVX512_TYPES: Final = frozenset({"q2_k"})
 _NEON_TYPES: Final = frozenset({"q4_0", "q4_k", "iq4_nl", "mxfp4", "q5_k", "q6_k", "q8_0", "q1_0"})
@@ -72,8 +73,10 @@ class Layout:
 class RepackRules:
     """What one engine build repacks on one CPU."""
 
-    def __init__(self, extra_buffers: tuple[str, ...], cpu_features: frozenset[str]) -> None:
+    def __init__(self, extra_buffers: tuple[str, ...], cpu_features: frozenset[str], n_vocab: int) -> None:
         self._buffers = extra_buffers
+        # Block matrices have round widths; of the output matrix only the vocabulary says how many rows it has.
+        self._amx_takes_output = n_vocab % _AMX_ROWS == 0
         self._repack_types = _cpu_repack_types(cpu_features)
 
     def layout(self, groups: Iterable[TensorGroup]) -> Layout:
@@ -98,11 +101,16 @@ class RepackRules:
 
     def _buffer(self, group: TensorGroup) -> str | None:
         for buffer in self._buffers:
-            if buffer == "amx" and group.type_name in _AMX_GROWTH and group.role is not Role.EXPERT_FFN:
+            if buffer == "amx" and self._amx_takes(group):
                 return buffer
             if buffer == "cpu_repack" and group.type_name in self._repack_types:
                 return buffer
         return None
+
+    def _amx_takes(self, group: TensorGroup) -> bool:
+        if group.type_name not in _AMX_GROWTH or group.role is Role.EXPERT_FFN:
+            return False
+        return group.block is not None or self._amx_takes_output
 
 
 def expected_extra_buffers(cpu_features: frozenset[str]) -> tuple[str, ...]:
