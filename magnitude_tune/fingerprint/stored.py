@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
@@ -167,14 +168,15 @@ def from_document(document: Mapping[str, object], where: str) -> Fingerprint:
 def load_machine(name_or_path: str) -> Fingerprint:
     """A machine from a JSON file, or a shipped profile by its name.
 
-    Text with a folder separator or ending in `.json`, and any existing file, is a path; other text names a profile.
+    Text with a folder separator or ending in `.json`, and what exists under that name, is a path; other text names a
+    profile.
 
     Raises:
         UsageError: no such profile; the hint names the nearest ones.
         InputFileError: the file cannot be read or is not a machine.
     """
     path = Path(name_or_path)
-    if path.suffix == ".json" or len(path.parts) > 1 or _is_file(path):
+    if path.suffix == ".json" or {"/", os.sep} & set(name_or_path) or _is_there(path):
         return _read(path)
     if name_or_path in (names := profile_names()):
         return _read(_profile_folder() / f"{name_or_path}.json")
@@ -186,9 +188,9 @@ def load_machine(name_or_path: str) -> Fingerprint:
     )
 
 
-def _is_file(path: Path) -> bool:
+def _is_there(path: Path) -> bool:
     try:
-        return path.is_file()
+        return path.name != "" and path.exists()
     except (OSError, ValueError):
         return False
 

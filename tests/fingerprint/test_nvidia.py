@@ -1,0 +1,188 @@
+"""NVIDIA's devices from `nvidia-smi`'s answers: field report B09 and what is near it."""
+
+from __future__ import annotations
+
+import pytest
+
+from magnitude_tune.findings import Rule
+from magnitude_tune.fingerprint.collect import collect
+from magnitude_tune.fingerprint.device_table import known_device
+from magnitude_tune.fingerprint.nvidia import QUERY_SECONDS, read_nvidia
+from magnitude_tune.fingerprint.values import HOST_POOL, Memory
+
+MIB = 1 << 20
+GIB = 1 << 30
+HOST = Memory(total_bytes=64 * GIB, available_bytes=50 * GIB, host_total_bytes=64 * GIB)
+SPARK_BYTES = 128501256192
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "bandwidth"),
+    [
+        ("0, NVIDIA GB10, [N/A], [N/A], [N/A]", "NVIDIA GB10", 273.2e9),
+        ("0, Orin (nvgpu), [N/A], [N/A]", "Orin (nvgpu)", 204.8e9),
+    ],
+)
+def test_unified_parts_share_the_hosts_memory(grow, answers, line, name, bandwidth):
+    """B09: the device is there, unified, with MemTotal and MemAvailable, and the pool is counted once."""
+    available = SPARK_BYTES - 60 * GIB
+    meminfo = f"MemTotal: {SPARK_BYTES // 1024} kB\nMemAvailable: {available // 1024} kB\n"
+    fingerprint = collect(root=grow({"proc/meminfo": meminfo}), run=answers(line + "\n"))
+    (device,) = fingerprint.devices
+    assert device.description == name
+    assert device.unified
+    assert (device.total_bytes, device.free_bytes) == (SPARK_BYTES, available)
+    assert device.bandwidth.value == bandwidth
+    assert [(pool.name, pool.kind, pool.total_bytes) for pool in fingerprint.pools] == [
+        (HOST_POOL, "unified", SPARK_BYTES)
+    ]
+    assert fingerprint.host_pool.name == device.pool
+    assert round(SPARK_BYTES / GIB, 2) == 119.68
+
+
+def test_a_card_has_a_pool_of_its_own(grow, answers):
+    """A discrete card: its own memory, rates from the table, link, driver; the host's pool stays the host's."""
+    line = "0, NVIDIA GeForce RTX 4090, 24564, 20264, 575.57, 8.9, 4, 16, GPU-1f"
+    fingerprint = collect(root=grow({"proc/cpuinfo": "model name : A processor\n"}), run=answers(line))
+    (device,) = fingerprint.devices
+    assert (device.name, device.pool, device.unified) == ("CUDA0", "cuda0", False)
+    assert (device.total_bytes, device.free_bytes) == (24564 * MIB, 20264 * MIB)
+    assert (device.bandwidth.value, device.flops.value) == (1008e9, 330.3e12)
+    assert device.bandwidth.source == "device table: NVIDIA GeForce RTX 4090"
+    assert device.link_bandwidth is not None
+    assert device.link_bandwidth.value == pytest.approx(31.5e9, rel=0.01)
+    assert (device.compute_capability, device.driver) == ("8.9", "575.57")
+    assert fingerprint.pool("cuda0").available_bytes == 20264 * MIB
+    assert fingerprint.host_pool.kind == "host"
+    assert not fingerprint.notes
+
+
+def test_the_question_has_a_time_limit(answers):
+    """The command is an argument list with a limit in seconds."""
+    run = answers("")
+    read_nvidia(run, HOST, {})
+    argv, seconds = run.asked[0]
+    assert argv[0] == "nvidia-smi"
+    assert seconds == QUERY_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("stdout", "returncode", "said"),
+    [
+        ("", None, "did not answer within 10 s"),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", 9, "couldn't communicate"),
+        ("", 255, "ended with 255"),
+        ("Segmentation fault, perhaps\n", 0, "cannot be read"),
+    ],
+    ids=["timeout", "no driver", "silent failure", "nonsense"],
+)
+def test_a_failure_is_a_note_and_no_device(answers, stdout, returncode, said):
+    """A probe's failure never ends the fingerprint, and never makes a device of zero bytes."""
+    facts = read_nvidia(answers(stdout, returncode), HOST, {})
+    assert facts.devices == ()
+    (note,) = facts.notes
+    assert note.rule is Rule.PROBE_FAILED
+    assert said in note.message
+
+
+@pytest.mark.parametrize(
+    ("stdout", "returncode"), [("", 127), ("No devices were found\n", 0), ("No devices were found\n", 6), ("", 0)]
+)
+def test_no_devices_is_no_failure(answers, stdout, returncode):
+    """Neither a machine without the command nor one without cards has anything to note."""
+    facts = read_nvidia(answers(stdout, returncode), HOST, {})
+    assert (facts.devices, facts.notes) == ((), ())
+
+
+def test_old_drivers_are_asked_for_less(answers):
+    """A driver that does not know a field refuses the question; the basic one is asked then."""
+
+    class OldDriver(answers):
+        def __call__(self, argv, timeout_seconds):
+            super().__call__(argv, timeout_seconds)
+            knows = "compute_cap" not in argv[1]
+            text = (
+                "0, Tesla T4, 15360 MiB, 15000 MiB" if knows else 'Field "compute_cap" is not a valid field to query.'
+            )
+            return type(self.completed)(0 if knows else 2, text, "")
+
+    run = OldDriver()
+    (device,) = read_nvidia(run, HOST, {}).devices
+    assert len(run.asked) == 2
+    assert device.total_bytes == 15360 * MIB
+    assert device.bandwidth.value == 320e9
+    assert device.compute_capability is None
+
+
+TWO = """0, NVIDIA GeForce RTX 3060, 12288, 12000, 575.57, 8.6, 4, 16, GPU-aaa
+1, NVIDIA GeForce RTX 3090, 24576, 24000, 575.57, 8.6, 4, 16, GPU-bbb
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "names"),
+    [
+        ({}, ["NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3060"]),
+        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ["NVIDIA GeForce RTX 3060", "NVIDIA GeForce RTX 3090"]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, ["NVIDIA GeForce RTX 3060"]),
+        ({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ["NVIDIA GeForce RTX 3090"]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-b"}, ["NVIDIA GeForce RTX 3060", "NVIDIA GeForce RTX 3090"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "0,7,1"}, ["NVIDIA GeForce RTX 3090"]),
+    ],
+)
+def test_devices_are_numbered_as_cuda_does(answers, environment, names):
+    """CUDA puts the fastest first unless told otherwise, and shows what it is told to; CUDA0 is the engine's first."""
+    devices = read_nvidia(answers(TWO), HOST, environment).devices
+    assert [device.description for device in devices] == names
+    assert [device.name for device in devices] == [f"CUDA{i}" for i in range(len(names))]
+
+
+def test_a_card_that_hides_its_memory_is_left_out(answers):
+    """A known card without a memory figure (MIG, permissions) is not taken for a unified part."""
+    facts = read_nvidia(answers("0, NVIDIA A100-SXM4-80GB, [Insufficient Permissions], [N/A]"), HOST, {})
+    assert (facts.devices, facts.pools) == ((), ())
+    assert "does not say how much memory" in facts.notes[0].message
+
+
+def test_free_memory_that_is_unknown_counts_as_none(answers):
+    """A card whose free memory is not told is there, with a note, and nothing is planned into it."""
+    facts = read_nvidia(answers("0, NVIDIA L4, 23034, [N/A]"), HOST, {})
+    assert facts.devices[0].free_bytes is None
+    assert facts.pools[0].available_bytes == 0
+    assert "taken as full" in facts.notes[0].message
+
+
+def test_an_unknown_card_is_guessed_and_says_so(answers):
+    """A card that the table lacks gets modest rates whose source starts with `guessed`."""
+    (device,) = read_nvidia(answers("0, NVIDIA GeForce RTX 9999, 32768, 32000"), HOST, {}).devices
+    assert device.bandwidth.source.startswith("guessed")
+    assert device.flops.source.startswith("guessed")
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "row"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 80, "NVIDIA A100 SXM4 80GB"),
+        ("NVIDIA A100-SXM4-40GB", 40, "NVIDIA A100 SXM4 40GB"),
+        ("NVIDIA A100 80GB PCIe", 80, "NVIDIA A100 PCIe 80GB"),
+        ("Tesla V100-SXM2-16GB", 16, "NVIDIA Tesla V100 SXM2 16GB"),
+        ("NVIDIA H100 80GB HBM3", 79.6, "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 16, "NVIDIA GeForce RTX 4090 Laptop GPU"),
+        ("NVIDIA GeForce RTX 3060", 8, "NVIDIA GeForce RTX 3060 8GB"),
+        ("Orin (nvgpu)", 61, "Orin (nvgpu)"),
+        ("Apple M2 Ultra", None, "Apple M2 Ultra"),
+    ],
+)
+def test_drivers_names_find_their_rows(name, gib, row):
+    """Names as drivers write them find the right row of the table, by memory where sizes share a name."""
+    found = known_device(name, None if gib is None else int(gib * GIB))
+    assert found is not None
+    assert found.name == row
+
+
+@pytest.mark.parametrize("name", ["", "NVIDIA", "Graphics", "NVIDIA GeForce RTX 4091", "8GB"])
+def test_names_that_say_nothing_find_nothing(name):
+    """Vendor words and sizes alone are no name."""
+    assert known_device(name, 8 * GIB) is None
