@@ -14,9 +14,9 @@ __all__ = [
     "SCHEMA_VERSION",
     "Coefficients",
     "CpuCoefficients",
+    "DoubtCoefficients",
     "KindCoefficients",
     "ReadyCoefficients",
-    "RefinementCoefficients",
     "parse_coefficients",
 ]
 
@@ -70,23 +70,33 @@ class CpuCoefficients:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefinementCoefficients:
-    """How much a measurement here says about other settings.
+class DoubtCoefficients:
+    """How sure we are beside the kinds' own intervals.
 
     Args:
-        tg_residual, pp_residual: standard deviation of log(measured/predicted) of other settings after the factor.
+        tg_residual, pp_residual: standard deviation of log(measured/predicted) that other settings keep after the
+            factor from measurements here.
         rerun_factor_90: between two sessions of the very same setting.
+        guessed_factor_90: where a device's bandwidth, or a CPU's bandwidth or peak, is a guess.
     """
 
     tg_residual: float
     pp_residual: float
     rerun_factor_90: float
+    guessed_factor_90: float
     source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyCoefficients:
-    """Time to ready: rates in bytes/second, times in seconds, each from `low` (at best) to `high` (at worst)."""
+    """Time to ready.
+
+    Args:
+        disk_bandwidth, cache_bandwidth: bytes/second from an unknown disk and from the page cache.
+        repack_bandwidth: bytes/second brought into another layout.
+        start_seconds_low, start_seconds_high: process, libraries, context and warm-up, at best and at worst.
+        vocabulary_seconds_per_token: building the tokenizer.
+    """
 
     disk_bandwidth: float
     cache_bandwidth: float
@@ -103,7 +113,7 @@ class Coefficients:
 
     kinds: Mapping[str, KindCoefficients]
     cpu: CpuCoefficients
-    refinement: RefinementCoefficients
+    doubt: DoubtCoefficients
     ready: ReadyCoefficients
 
 
@@ -173,7 +183,7 @@ def parse_coefficients(document: Mapping[str, object], where: str) -> Coefficien
     coefficients = Coefficients(
         kinds={kind: _kind(kinds.part(kind)) for kind in DEVICE_KINDS},
         cpu=_cpu(reader.part("cpu")),
-        refinement=_refinement(reader.part("refinement")),
+        doubt=_doubt(reader.part("doubt")),
         ready=_ready(reader.part("ready")),
     )
     kinds.done()
@@ -211,15 +221,16 @@ def _cpu(reader: _Reader) -> CpuCoefficients:
     return cpu
 
 
-def _refinement(reader: _Reader) -> RefinementCoefficients:
-    refinement = RefinementCoefficients(
+def _doubt(reader: _Reader) -> DoubtCoefficients:
+    doubt = DoubtCoefficients(
         tg_residual=reader.number("tg_residual", low=1e-3, high=5.0),
         pp_residual=reader.number("pp_residual", low=1e-3, high=5.0),
         rerun_factor_90=reader.factor("rerun_factor_90"),
+        guessed_factor_90=reader.factor("guessed_factor_90"),
         source=reader.text("source"),
     )
     reader.done()
-    return refinement
+    return doubt
 
 
 def _ready(reader: _Reader) -> ReadyCoefficients:

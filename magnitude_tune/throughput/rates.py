@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from magnitude_tune.fingerprint.values import Cpu, Device, Fact, Fingerprint
 from magnitude_tune.throughput.coefficients import Coefficients, CpuCoefficients, KindCoefficients
 
 __all__ = ["DeviceRates", "HostRates", "device_kind", "device_rates", "host_rates"]
 
-_LEAST_RATE = 1.0
+_PINNING: Final = frozenset(("cuda", "rocm", "vulkan", "sycl"))
+"""Backends with a host buffer of their own: it takes the host's weights before any repacking is considered."""
+_LEAST_RATE: Final = 1.0
+_LOOPBACK_COPIES: Final = 4.0
+"""Passes over memory of bytes that go through a loopback socket: into the kernel, out of it, and to their place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +22,8 @@ class HostRates:
     """The host CPU as a model's arithmetic meets it.
 
     `bandwidth` is over all usable cores in bytes/second; `core_tg` and `core_pp` are one core's operations/second for
-    one token and for a large batch; `core_share` is the most of the bandwidth that one core can draw.
+    one token and for a large batch; `core_share` is the most of the bandwidth that one core can draw. `guessed`:
+    whether bandwidth or peak is no more than a guess.
     """
 
     kind: KindCoefficients
@@ -29,12 +34,13 @@ class HostRates:
     core_share: float
     repack_tg_gain: float
     repack_pp_gain: float
+    guessed: bool
 
     def threads(self, n_threads: int) -> tuple[float, float, float]:
         """Cores at work, the share of the bandwidth they draw, and how much longer everything takes.
 
-        A core draws at most `core_share`. Threads beyond the usable cores add nothing and wait for each other at every
-        step: time grows as threads / cores.
+        Each core draws at most `core_share`, so the bandwidth saturates at 1 / core_share cores. Threads beyond the
+        usable cores add nothing and wait for each other at every step: time grows as threads / cores (B04, B23).
         """
         cores = min(max(n_threads, 1), self.cores)
         return float(cores), min(1.0, cores * self.core_share), max(1.0, n_threads / self.cores)
@@ -44,8 +50,8 @@ class HostRates:
 class DeviceRates:
     """One accelerator: effective bytes/second, operations/second for one token and for a batch, and its link.
 
-    `copies_host_weights`: whether the engine sends it host weights for batches of 32 tokens and more; no device over
-    RPC takes them.
+    `copies_host_weights`: whether batches of 32 tokens and more use host weights on it; none over RPC does.
+    `pins_host_weights`: whether host weights go to its own host buffer, where they are not repacked.
     """
 
     name: str
@@ -55,8 +61,9 @@ class DeviceRates:
     flops_tg: float
     flops_pp: float
     link_bandwidth: float
-    latency_seconds: float
     copies_host_weights: bool
+    pins_host_weights: bool
+    guessed: bool
 
 
 def device_kind(device: Device) -> str:
@@ -76,36 +83,26 @@ def host_rates(cpu: Cpu, coefficients: Coefficients) -> HostRates:
     return HostRates(
         kind=kind,
         cores=cores,
-        bandwidth=_cpu_bandwidth(cpu.bandwidth, special) * kind.tg_efficiency,
+        bandwidth=_memory_rate(cpu.bandwidth, special) * kind.tg_efficiency,
         core_tg=core * kind.tg_compute_efficiency,
         core_pp=core * kind.pp_efficiency,
         core_share=max(special.core_bandwidth_share, 1.0 / cores),
         repack_tg_gain=special.repack_tg_gain,
         repack_pp_gain=special.repack_pp_gain,
+        guessed=_guessed(cpu.bandwidth) or _guessed(cpu.flops),
     )
 
 
 def device_rates(machine: Fingerprint, coefficients: Coefficients) -> dict[str, DeviceRates]:
-    """Rates of each accelerator by name.
-
-    A device over RPC whose memory is this host's runs on this host: its link is a loopback copy within the host's
-    memory, and its bandwidth was measured as the host's was.
-    """
+    """Rates of each accelerator by name."""
     return {device.name: _rates(device, machine, coefficients) for device in machine.devices}
 
 
 def _rates(device: Device, machine: Fingerprint, coefficients: Coefficients) -> DeviceRates:
     kind_name = device_kind(device)
     kind = coefficients.kinds[kind_name]
-    shares_host = device.pool in _host_pools(machine)
-    bandwidth = max(device.bandwidth.value, _LEAST_RATE)
-    link = device.link_bandwidth.value if device.link_bandwidth else kind.link_bandwidth
-    if kind_name == "rpc" and shares_host:
-        bandwidth = _cpu_bandwidth(device.bandwidth, coefficients.cpu)
-        link = link if device.link_bandwidth else _cpu_bandwidth(machine.cpu.bandwidth, coefficients.cpu) / 10
-    elif device.link_bandwidth is None and shares_host:
-        link = bandwidth / 2  # read once and written once within the same memory
     flops = max(device.flops.value, _LEAST_RATE)
+    bandwidth = _memory_rate(device.bandwidth, coefficients.cpu)
     return DeviceRates(
         name=device.name,
         kind_name=kind_name,
@@ -113,16 +110,26 @@ def _rates(device: Device, machine: Fingerprint, coefficients: Coefficients) -> 
         bandwidth=bandwidth * kind.tg_efficiency,
         flops_tg=flops * kind.tg_compute_efficiency,
         flops_pp=flops * kind.pp_efficiency,
-        link_bandwidth=max(link, _LEAST_RATE),
-        latency_seconds=kind.link_latency_seconds,
+        link_bandwidth=_link(device, kind, machine, coefficients),
         copies_host_weights=kind_name != "rpc",
+        pins_host_weights=device.backend in _PINNING,
+        guessed=_guessed(device.bandwidth),
     )
 
 
-def _host_pools(machine: Fingerprint) -> Sequence[str]:
-    return [pool.name for pool in machine.pools if pool.kind in ("host", "unified")]
+def _link(device: Device, kind: KindCoefficients, machine: Fingerprint, coefficients: Coefficients) -> float:
+    """The link's rate: as known, else through the host's memory where the two share it, else the kind's own."""
+    if device.link_bandwidth is not None:
+        return max(device.link_bandwidth.value, _LEAST_RATE)
+    if device.pool in {pool.name for pool in machine.pools if pool.kind in ("host", "unified")}:
+        return _memory_rate(machine.cpu.bandwidth, coefficients.cpu) / _LOOPBACK_COPIES
+    return kind.link_bandwidth
 
 
-def _cpu_bandwidth(fact: Fact, special: CpuCoefficients) -> float:
+def _memory_rate(fact: Fact, special: CpuCoefficients) -> float:
     gain = special.measured_bandwidth_gain if fact.source.startswith("measured") else 1.0
     return max(fact.value, _LEAST_RATE) * gain
+
+
+def _guessed(fact: Fact) -> bool:
+    return fact.source.startswith("guessed")

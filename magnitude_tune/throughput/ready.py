@@ -6,7 +6,7 @@ from magnitude_tune.fingerprint.values import Fact
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.request import Settings
 from magnitude_tune.throughput.coefficients import ReadyCoefficients
-from magnitude_tune.throughput.physics import Plan
+from magnitude_tune.throughput.placement import Plan
 
 __all__ = ["ready_seconds"]
 
@@ -19,14 +19,13 @@ def ready_seconds(
     Every byte of the file passes once at the disk's or the page cache's rate; host weights that are repacked or copied
     (load mode `none`) pass once more at a copy's rate; device weights cross their link; the vocabulary is built.
     """
-    stages = (*plan.stages, plan.output)
     copied = upload = 0.0
-    for stage in stages:
-        cost, n_bytes = stage.cost, stage.cost.dense_bytes + stage.cost.expert_bytes
+    for stage in (*plan.stages, plan.output):
+        cost = stage.cost
         if stage.device is not None:
-            upload += n_bytes / stage.device.link_bandwidth
+            upload += cost.weight_bytes / stage.device.link_bandwidth
         elif plan.repacked:
-            copied += (cost.dense_repack_bytes + cost.expert_repack_bytes) / coefficients.repack_bandwidth
+            copied += (cost.repack_bytes + cost.expert_repack_bytes) / coefficients.repack_bandwidth
     if settings.load_mode == "none":
         copied += header.tensor_bytes / coefficients.cache_bandwidth
     rest = copied + upload + header.n_vocab * coefficients.vocabulary_seconds_per_token

@@ -12,16 +12,20 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import Final, Literal
 
 from magnitude_tune.request import Settings
-from magnitude_tune.throughput.coefficients import RefinementCoefficients
+from magnitude_tune.throughput.coefficients import DoubtCoefficients
 from magnitude_tune.throughput.values import Evidence
 
-__all__ = ["Calibration", "Measured", "Rate", "calibrate", "exact_key"]
+__all__ = ["NO_MEASUREMENTS", "Calibration", "Measured", "Quantity", "Rate", "calibrate", "exact_key"]
 
 Rate = tuple[float, float, float]
 """A median rate with its 90 % interval, tokens/second."""
+
+Quantity = Literal["tg", "pp"]
+Estimate = Callable[[Settings, Quantity], float]
+"""Something known about a setting: its predicted rate, or the half-width of its interval."""
 
 _SIGMA_90: Final = 1.6449
 """Standard deviations on either side of the middle that hold 90 % of a normal distribution."""
@@ -45,6 +49,10 @@ class Measured:
         if self.sigma is None or settings.devices not in self.places:
             return shipped
         return math.exp(_SIGMA_90 * self.sigma)
+
+
+NO_MEASUREMENTS: Final = Measured({}, 0.0, None, frozenset())
+"""Nothing measured: predictions stay as shipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +93,9 @@ def exact_key(settings: Settings, quantity: str, n_threads: int) -> tuple[object
 
 def calibrate(
     evidence: tuple[Evidence, ...],
-    predicted: Callable[[Settings, str], float],
-    shipped: Callable[[Settings, str], float],
-    coefficients: RefinementCoefficients,
+    predicted: Estimate,
+    shipped: Estimate,
+    coefficients: DoubtCoefficients,
 ) -> Calibration:
     """Turn stored measurements into exact rates and one factor for `tg` and one for `pp`.
 
@@ -117,10 +125,10 @@ def _usable(rate: Rate) -> bool:
 
 def _measured(
     runs: list[tuple[Settings, Rate]],
-    quantity: str,
-    predicted: Callable[[Settings, str], float],
-    shipped: Callable[[Settings, str], float],
-    coefficients: RefinementCoefficients,
+    quantity: Quantity,
+    predicted: Estimate,
+    shipped: Estimate,
+    coefficients: DoubtCoefficients,
 ) -> Measured:
     grouped: dict[tuple[object, ...], list[tuple[Settings, Rate]]] = {}
     for settings, rate in runs:
@@ -128,7 +136,7 @@ def _measured(
         grouped.setdefault(exact_key(settings, quantity, threads), []).append((settings, rate))
     exact = {key: _joined(rate for _, rate in group) for key, group in grouped.items()}
     if not exact:
-        return Measured({}, 0.0, None, frozenset())
+        return NO_MEASUREMENTS
     firsts = {key: group[0][0] for key, group in grouped.items()}
     ratios = [math.log(exact[key][0] / predicted(settings, quantity)) for key, settings in firsts.items()]
     prior = max(math.log(shipped(settings, quantity)) for settings in firsts.values()) / _SIGMA_90
