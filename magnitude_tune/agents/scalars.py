@@ -12,7 +12,7 @@ from typing import Final
 
 from magnitude_tune.agents.nodes import ScalarNode
 
-__all__ = ["BOOLEAN_WORDS", "Value", "is_plain_number", "plain_value", "scalar_text", "scalar_value"]
+__all__ = ["BOOLEAN_WORDS", "Value", "is_core_tag", "is_plain_number", "plain_value", "scalar_text", "scalar_value"]
 
 Value = int | float | bool | str | None
 

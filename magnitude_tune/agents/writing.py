@@ -22,6 +22,7 @@ __all__ = ["Change", "proposed_text", "unified_diff", "write"]
 Change = Value | tuple[Value, ...]
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
+_COLON = re.compile(r"\s*:")
 _BY_HAND: Final = "write these settings into the file by hand"
 _Edit = tuple[int, int, str]
 
@@ -130,10 +131,14 @@ def _replacement(document: AgentDocument, entry: BlockEntry, wanted: Change) -> 
         raise ConfigError(f"{entry.key} is a text of several lines", where=where, hint=_BY_HAND)
     like = node if isinstance(node, ScalarNode) else None
     text = _value_text(wanted, like, quoted=_is_json_key(entry.entry.key))
-    if node.start == node.end and document.text[entry.entry.key.end : node.start].rstrip().endswith(":"):
-        text = " " + text
-    elif node.start == node.end:
-        text = ": " + text
+    colon = _COLON.match(document.text, entry.entry.key.end)
+    if isinstance(node, MappingNode | SequenceNode):
+        if "#" in document.text[node.start : node.end]:
+            raise ConfigError(f"{entry.key} holds comments", where=where, hint=_BY_HAND)
+        if not node.flow and colon is not None and not document.text[colon.end() : node.start].strip():
+            return colon.end(), node.end, " " + text
+    if node.start == node.end:
+        text = " " + text if colon is not None and colon.end() == node.start else ": " + text
     return node.start, node.end, text
 
 

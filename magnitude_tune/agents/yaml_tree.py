@@ -12,7 +12,7 @@ from magnitude_tune.agents.scalars import plain_value
 from magnitude_tune.errors import ConfigError
 from magnitude_tune.findings import Place
 
-__all__ = ["MAX_DEPTH", "MAX_EXPANDED", "MAX_NODES", "parse_tree"]
+__all__ = ["MAX_DEPTH", "MAX_EXPANDED", "MAX_NODES", "parse_tree", "shortened"]
 
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 10_000

@@ -105,6 +105,8 @@ def test_what_already_says_so_is_left_alone(line: str, changes: dict[str, object
         ("flash_attn: on", {"flash_attn": False}, "flash_attn: off"),
         ("flash_attn: auto", {"flash_attn": False}, "flash_attn: false"),
         ("tensor_split: [3, 1] # x", {"tensor_split": (1, 1)}, "tensor_split: [1, 1] # x"),
+        ("tensor_split:\n- 3\n- 1", {"tensor_split": (1, 1)}, "tensor_split: [1, 1]"),
+        ("tensor_split:\n  - 3\n  - 1", {"tensor_split": "1,1"}, 'tensor_split: "1,1"'),
         ("model: 'a.gguf'", {"model": "it's.gguf"}, "model: 'it''s.gguf'"),
         ("model: a.gguf", {"model": "a: b #.gguf"}, 'model: "a: b #.gguf"'),
         ("model: a.gguf", {"model": "on"}, 'model: "on"'),
@@ -127,6 +129,7 @@ def test_values_are_written_so_that_they_read_back(line: str, changes: dict[str,
         "inference_server: &b\n  magnitude: 4.2\nother: *b\n",
         "d: &d {magnitude: 4.2}\ninference_server: *d\n",
         "magnitude: |\n  4.2\n",
+        "magnitude:\n- 4.2 # first\n- 3.2\n",
     ],
 )
 def test_what_cannot_be_edited_alone_is_refused(text: str) -> None:
