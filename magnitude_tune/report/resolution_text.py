@@ -12,7 +12,7 @@ from magnitude_tune.resolver.values import CurvePoint, Resolution
 from magnitude_tune.throughput.values import Interval, Speed
 from magnitude_tune.units import MIB, format_bytes, format_rate, format_seconds
 
-__all__ = ["basis_text", "curve_text", "finding_lines", "resolution_text", "rows_text"]
+__all__ = ["basis_text", "curve_text", "finding_lines", "resolution_text", "rows_text", "speed_text"]
 
 
 def resolution_text(resolved: Resolved, *, explain: bool) -> str:
@@ -23,7 +23,7 @@ def resolution_text(resolved: Resolved, *, explain: bool) -> str:
         _settings(resolution),
         _memory(resolution),
         _terms(resolution) if explain else "",
-        _speed(resolution.predicted),
+        speed_text(resolution.predicted),
         _magnitude(resolution),
         curve_text(resolution.curve) if resolution.curve else "",
         "\n".join(finding_lines(resolution.findings)),
@@ -153,7 +153,9 @@ def _terms(resolution: Resolution) -> str:
     return "Terms\n" + rows_text(rows, right=(3, 4))
 
 
-def _speed(speed: Speed) -> str:
+def speed_text(speed: Speed) -> str:
+    """Every predicted figure with its interval and what it rests on."""
+
     def row(name: str, interval: Interval, shown: Callable[[float], str]) -> tuple[str, ...]:
         between = f"{shown(interval.low)} to {shown(interval.high)}"
         return name, shown(interval.value), between, basis_text(speed, interval)
