@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,11 @@ import typer
 from magnitude_tune.cli.options import ENGINE_PATH, JSON, MACHINE, OUTPUT, QUIET, RPC, SYSROOT, VERBOSE, with_settings
 
 if TYPE_CHECKING:
+    from magnitude_tune.bench.run import Opener
     from magnitude_tune.bench.values import BenchResult
+    from magnitude_tune.engines.sessions import Opened
+    from magnitude_tune.engines.values import Launch
+    from magnitude_tune.fingerprint.values import EngineFacts
     from magnitude_tune.pipeline.resolve import Resolved, ResolveOptions
 
 __all__ = ["BenchOptions", "bench_and_report", "register"]
@@ -71,6 +76,8 @@ def bench(
         if value is not None:
             hint = f"leave {option} out, or use resolve to plan for another machine"
             raise UsageError("only this machine can be measured", where=option, hint=hint)
+    if math.isnan(budget):
+        raise UsageError("the budget must be a number of seconds", where="--budget")
     options = ResolveOptions(what=what, flags=flags, engine_path=engine_path, rpc=tuple(rpc or ()))
     bench_and_report(
         BenchOptions(
@@ -107,11 +114,8 @@ def _measure_and_show(options: BenchOptions) -> BenchResult:
     from magnitude_tune.cli.console import narrate
     from magnitude_tune.errors import UsageError
     from magnitude_tune.observations.store import store
-    from magnitude_tune.pipeline.resolve import resolve_request
 
-    resolved = resolve_request(options.resolve)
-    _announce(resolved, options)
-    result = _measured(resolved, options)
+    resolved, result = _measured(options)
     stored, problem = None, None
     try:
         stored = store(result.measurement)
@@ -126,29 +130,62 @@ def _measure_and_show(options: BenchOptions) -> BenchResult:
     return result
 
 
-def _announce(resolved: Resolved, options: BenchOptions) -> None:
-    """Say what will run; warnings are shown even where the result goes to a file."""
+def _measured(options: BenchOptions) -> tuple[Resolved, BenchResult]:
+    """Resolve and measure; where the plan's repacked weights crash, resolve again without them and measure that."""
+    from magnitude_tune.cli.console import narrate
+    from magnitude_tune.engines.sessions import open_or_without_repack
+
+    resolved = _announced(options)
+    try:
+        return resolved, _run(resolved, options, _open_as_planned)
+    except _RepackingCrashes as crash:
+        narrate(f"WARNING: with repacked weights the engine ended ({crash}): planning again without them")
+    # Now it is remembered, so the new plan does without; where repacking is pinned, the session does.
+    resolved = _announced(options)
+    return resolved, _run(resolved, options, open_or_without_repack)
+
+
+class _RepackingCrashes(Exception):  # noqa: N818
+    """The plan cannot run as it is: the prediction to hold a measurement against would be another plan's."""
+
+
+def _open_as_planned(engine: EngineFacts, launch: Launch, machine_hash: str) -> Opened:
+    from magnitude_tune.engines.sessions import open_or_without_repack
+
+    opened = open_or_without_repack(engine, launch, machine_hash)
+    if opened.repack_crash is not None:
+        opened.session.close()
+        raise _RepackingCrashes(opened.repack_crash.kind.value)
+    return opened
+
+
+def _announced(options: BenchOptions) -> Resolved:
+    """Resolve and say what will run; overcommit is said even where everything else is quiet."""
     from magnitude_tune.cli.console import narrate
     from magnitude_tune.findings import Rule
+    from magnitude_tune.pipeline.resolve import resolve_request
 
+    resolved = resolve_request(options.resolve)
     if not options.quiet:
         for line in resolved.resolution.log_lines:
             narrate(line)
     for finding in resolved.resolution.findings:
         if finding.rule is Rule.OVERCOMMIT:
             narrate(f"WARNING: {finding.message}")
+    return resolved
 
 
-def _measured(resolved: Resolved, options: BenchOptions) -> BenchResult:
+def _run(resolved: Resolved, options: BenchOptions, open_engine: Opener) -> BenchResult:
     from magnitude_tune.bench.run import Subject, run_bench
     from magnitude_tune.cli.bench_progress import progress_for
-    from magnitude_tune.engines.sessions import open_or_without_repack
     from magnitude_tune.errors import MissingPartError
+    from magnitude_tune.findings import Rule
 
     engine = resolved.engine
-    if engine is None or engine.problem is not None:
+    if engine is None:
+        unusable = (finding for finding in resolved.resolution.findings if finding.rule is Rule.ENGINE_UNUSABLE)
         raise MissingPartError(
-            "no engine can be launched here" + (f": {engine.problem}" if engine else ""),
+            "; ".join(finding.message for finding in unusable) or "no engine was found here",
             hint="pip install 'magnitude-tune[engine]', or name a llama-server with --engine-path",
         )
     subject = Subject(
@@ -159,7 +196,7 @@ def _measured(resolved: Resolved, options: BenchOptions) -> BenchResult:
         rpc=resolved.rpc,
     )
     with progress_for(quiet=options.quiet, verbose=options.verbose) as report:
-        return run_bench(subject, open_or_without_repack, budget_seconds=options.budget_seconds, report=report)
+        return run_bench(subject, open_engine, budget_seconds=options.budget_seconds, report=report)
 
 
 def _show(result: BenchResult, resolved: Resolved, options: BenchOptions, stored: str | None) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
+from bench.stand_ins import FakeSession
 
 from magnitude_tune.bench.disturbance import Watch
 from magnitude_tune.bench.findings import run_findings
@@ -20,9 +20,6 @@ from magnitude_tune.findings import Rule
 from magnitude_tune.fingerprint.values import EngineFacts
 from magnitude_tune.request import Workload
 from magnitude_tune.units import GIB, MIB
-
-if TYPE_CHECKING:
-    from conftest import FakeSession
 
 WatchWith = Callable[..., Watch]
 
