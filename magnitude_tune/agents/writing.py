@@ -9,11 +9,11 @@ from typing import Final
 
 from magnitude_tune.agents.block import BlockEntry, given, settings_of
 from magnitude_tune.agents.detect import locate
-from magnitude_tune.agents.dialect import Dialect
+from magnitude_tune.agents.dialect import NAMES, Dialect
 from magnitude_tune.agents.document import AgentDocument, parse_document
 from magnitude_tune.agents.nodes import AliasNode, MappingNode, Node, ScalarNode, SequenceNode
 from magnitude_tune.agents.scalars import BOOLEAN_WORDS, Value, is_plain_number, scalar_text
-from magnitude_tune.errors import ConfigError
+from magnitude_tune.errors import ConfigError, MagnitudeTuneError
 from magnitude_tune.request import Given
 from magnitude_tune.storage import write_whole
 
@@ -37,8 +37,11 @@ def proposed_text(document: AgentDocument, changes: Mapping[str, Change], dialec
         changes: values by our names (`n_ctx` is written as `max_ctx_size` where the file calls it so).
 
     Raises:
+        MagnitudeTuneError: a name that no config holds.
         ConfigError: the block is written in a way that cannot be edited without touching anything else.
     """
+    if unknown := [name for name in changes if name not in NAMES]:
+        raise MagnitudeTuneError(f"no config holds {', '.join(unknown)}")
     found, block = locate(document, dialect)
     settings = settings_of(document, block)
     edits: list[_Edit] = []
@@ -46,11 +49,11 @@ def proposed_text(document: AgentDocument, changes: Mapping[str, Change], dialec
     touched: set[int] = set()
     for name, value in changes.items():
         entry = settings.get(name)
-        wanted = _as_written(value, entry)
+        wanted = _as_written(name, value, entry)
         if entry is not None and _says(given(document, entry.entry.value), wanted):
             continue
         if entry is None or entry.index is None:
-            added[name] = value
+            added[name] = wanted
         else:
             edits.append(_replacement(document, entry, wanted))
             touched.add(entry.index)
@@ -99,8 +102,10 @@ def _lines(text: str) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
-def _as_written(value: Change, entry: BlockEntry | None) -> Change:
-    """A load mode under a key `mmap` is a boolean."""
+def _as_written(name: str, value: Change, entry: BlockEntry | None) -> Change:
+    """A load mode under a key `mmap` is a boolean; so is flash attention, which readers take `on` for."""
+    if name == "flash_attn" and isinstance(value, str):
+        return BOOLEAN_WORDS.get(value, value)
     if entry is not None and entry.key.endswith("mmap") and isinstance(value, str):
         return value == "mmap"
     return value
@@ -226,7 +231,7 @@ def _verify(document: AgentDocument, text: str, changes: Mapping[str, Change], t
     n_old = len(old_block.entries)
     same = _rest(document.root, old_block, touched, n_old) == _rest(after.root, new_block, touched, n_old)
     done = all(
-        name in settings and _says(given(after, settings[name].entry.value), _as_written(value, settings[name]))
+        name in settings and _says(given(after, settings[name].entry.value), _as_written(name, value, settings[name]))
         for name, value in changes.items()
     )
     if not (same and done):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from magnitude_tune.agents.detect import understood
 from magnitude_tune.agents.document import parse_document, read_document
 from magnitude_tune.agents.writing import proposed_text, unified_diff, write
-from magnitude_tune.errors import ConfigError, UsageError
+from magnitude_tune.errors import ConfigError, MagnitudeTuneError, UsageError
 
 FILE = Path("agent.yaml")
 
@@ -87,6 +87,7 @@ def test_a_new_key_follows_the_last_one(before: str, after: str) -> None:
         ("max_ctx_size: 4096", {"n_ctx": 4096}),
         ("flash_attn: on", {"flash_attn": True}),
         ("flash_attn: 'no'", {"flash_attn": False}),
+        ("flash_attn: true", {"flash_attn": "on"}),
         ("mmap: true", {"load_mode": "mmap"}),
         ("tensor_split: [3, 1]", {"tensor_split": (3, 1)}),
         ("<<: {n_ctx: 4096}", {"n_ctx": 4096}),
@@ -103,6 +104,8 @@ def test_what_already_says_so_is_left_alone(line: str, changes: dict[str, object
     [
         ("mmap: true", {"load_mode": "none"}, "mmap: false"),
         ("flash_attn: on", {"flash_attn": False}, "flash_attn: off"),
+        ("flash_attn: on", {"flash_attn": "off"}, "flash_attn: off"),
+        ("flash_attn: true", {"flash_attn": "off"}, "flash_attn: false"),
         ("flash_attn: auto", {"flash_attn": False}, "flash_attn: false"),
         ("tensor_split: [3, 1] # x", {"tensor_split": (1, 1)}, "tensor_split: [1, 1] # x"),
         ("tensor_split:\n- 3\n- 1", {"tensor_split": (1, 1)}, "tensor_split: [1, 1]"),
@@ -138,6 +141,12 @@ def test_what_cannot_be_edited_alone_is_refused(text: str) -> None:
         proposed(text, magnitude=4.0)
     assert str(caught.value.where).startswith("agent.yaml:")
     assert "by hand" in str(caught.value.hint)
+
+
+def test_names_that_no_config_holds() -> None:
+    """A name that could not be read back is refused instead of written."""
+    with pytest.raises(MagnitudeTuneError, match="devices"):
+        proposed("magnitude: 4.0\n", devices=("CUDA0",))
 
 
 # The property: a file is put together around known places, so the right answer is known without the writer.
