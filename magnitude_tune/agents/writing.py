@@ -53,7 +53,7 @@ def proposed_text(document: AgentDocument, changes: Mapping[str, Change], dialec
         if entry is not None and _says(given(document, entry.entry.value), wanted):
             continue
         if entry is None or entry.index is None:
-            added[name] = wanted
+            added[name] = _as_written(name, value, None)
         else:
             edits.append(_replacement(document, entry, wanted))
             touched.add(entry.index)

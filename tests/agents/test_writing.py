@@ -70,6 +70,10 @@ def test_a_value_is_replaced_in_place(before: str, after: str) -> None:
             "d: &d {n_ctx: 1}\ninference_server:\n  <<: *d\n",
             "d: &d {n_ctx: 1}\ninference_server:\n  <<: *d\n  max_ctx_size: 4096\n",
         ),
+        (
+            "d: &d {mmap: false, n_ctx: 4096}\ninference_server: {<<: *d}\n",
+            "d: &d {mmap: false, n_ctx: 4096}\ninference_server: {<<: *d}\n",
+        ),
         ("magnitude: 4.0\nnote: |\n  two\n  lines\n", "magnitude: 4.0\nnote: |\n  two\n  lines\nn_ctx: 4096\n"),
         ("--- {magnitude: 4.0}\n", "--- {magnitude: 4.0, n_ctx: 4096}\n"),
     ],
@@ -77,6 +81,12 @@ def test_a_value_is_replaced_in_place(before: str, after: str) -> None:
 def test_a_new_key_follows_the_last_one(before: str, after: str) -> None:
     """A setting the block does not have yet is added after its last, in its indentation and style."""
     assert proposed(before, n_ctx=4096) == after
+
+
+def test_merged_setting_is_overridden_under_our_name() -> None:
+    """A merged value of another name and form is overridden by an own key."""
+    before = "d: &d {mmap: true}\ninference_server:\n  <<: *d\n"
+    assert proposed(before, load_mode="none") == before + "  load_mode: none\n"
 
 
 @pytest.mark.parametrize(
