@@ -88,7 +88,7 @@ class _Model:
         self._weights = Weights(header, RepackRules(buffers, machine.cpu.features, header.n_vocab), backends)
         self._kv = KvCache(header)
         self._compute = Compute(Widths.of(header, self._kv.has_full, self._kv.has_sliding), backends)
-        self._host = HostCosts(header.n_vocab, engine, backends)
+        self._host = HostCosts(header, engine, backends)
         self._placements: dict[tuple[object, ...], Placement] = {}
         self._weights_priced: dict[tuple[object, ...], _Priced] = {}
         self._context_priced: dict[tuple[object, ...], _Priced] = {}

@@ -184,6 +184,7 @@ class ModelHeader:
         tied_output: there is no output matrix; the engine duplicates the token embedding.
         groups: bytes and parameters by block, role and type.
         notes: what is odd but legal, in whole sentences (unknown tensor types among them).
+        n_merges: merge rules of the tokenizer, 0 where it has none; the engine keeps a map of them.
     """
 
     path: str
@@ -217,6 +218,7 @@ class ModelHeader:
     content_hash: str
     notes: tuple[str, ...] = ()
     unknown_types: tuple[str, ...] = ()
+    n_merges: int = 0
 
     @property
     def bits_per_weight(self) -> float:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from magnitude_tune.engines.find import find_engines
+from magnitude_tune.engines.sessions import open_session
+from magnitude_tune.engines.values import Launch
 from magnitude_tune.footprint.model import footprint_model
 from magnitude_tune.footprint.values import Footprint
+from magnitude_tune.header.read import read_model
 from magnitude_tune.units import MIB
 
 # Settings that differ from n_ctx 8192, n_ubatch 512, one slot, f16 -> MiB as printed:
@@ -111,3 +117,27 @@ def test_resident_memory_is_within_a_tenth(
     model = footprint_model(make.gemma3_270m(), make.machine(), make.engine(engine))
     footprint = model.footprint(make.settings(**changes))
     assert sum(term.resident_bytes for term in footprint.terms) / MIB == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.engine
+def test_a_running_engine_confirms_every_term(make: SimpleNamespace, real_model: Path) -> None:
+    """The embedded engine here: weights, cache and output equal, compute close, peak resident within 10 %."""
+    engine = next((found for found in find_engines() if found.name == "llama_cpp_python"), None)
+    if engine is None or engine.problem:
+        pytest.skip("llama-cpp-python is not installed or cannot run here")
+    settings = make.settings(n_ctx=5000, n_batch=256, n_ubatch=256, n_threads=2, n_threads_batch=2)
+    footprint = footprint_model(read_model(real_model), make.machine(), engine).footprint(settings)
+    session = open_session(engine, Launch(model_path=str(real_model), settings=settings))
+    try:
+        session.prompt(512)
+        session.generate(4)
+        peak = session.memory().peak_resident_bytes
+    finally:
+        session.close()
+    printed: Counter[str] = Counter()
+    for line in session.buffers:
+        printed[line.kind] += line.n_bytes
+    for name, kind in (("weights", "model"), ("kv_cache", "kv"), ("output", "output")):
+        assert _mib(footprint, name) == pytest.approx(printed[kind] / MIB, abs=0.011)
+    assert _is_close_compute(_mib(footprint, "compute"), printed["compute"] / MIB)
+    assert sum(term.resident_bytes for term in footprint.terms) == pytest.approx(peak, rel=0.1)
