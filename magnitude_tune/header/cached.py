@@ -46,7 +46,7 @@ def read_model_cached(path: str | os.PathLike[str]) -> ModelHeader:
     if stored is not None:
         try:
             return _from_json(cast("dict[str, Any]", stored), where)
-        except (KeyError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError):
             pass
     header = read_model(where)
     write_cached(name, key, _to_json(header))

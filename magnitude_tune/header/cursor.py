@@ -90,8 +90,6 @@ class Cursor:
             HeaderError: it is empty or longer than `max_bytes`, or all names together are too long.
         """
         length = self.u64(what)
-        if length > self.remaining:
-            raise self.damaged(f"{what} claims {length} bytes, but only {self.remaining} are left")
         if not 0 < length <= max_bytes:
             raise self.damaged(f"{what} is {length} bytes long; 1 to {max_bytes} are possible")
         self._names_left -= length
@@ -155,8 +153,10 @@ class Cursor:
 
     def _ended(self, what: str, n_bytes: int = 0) -> HeaderError:
         missing = n_bytes - self.remaining
-        if missing > MAX_HEADER_BYTES:
+        if n_bytes > MAX_HEADER_BYTES:
             return self.damaged(f"{what} claims {n_bytes} bytes, but only {max(self.remaining, 0)} are left")
+        if missing > MAX_HEADER_BYTES:
+            return self.damaged(f"{what} reaches {missing} bytes past the end of the file")
         least = f", at least {missing} bytes are missing" if missing > 0 else ""
         return HeaderError(
             f"incomplete header: the file ends inside {what}{least}",

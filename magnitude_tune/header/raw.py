@@ -18,12 +18,12 @@ from magnitude_tune.header.tensors import read_tensors
 from magnitude_tune.header.values import RawHeader
 from magnitude_tune.units import MIB
 
-__all__ = ["missing_bytes", "read_raw"]
+__all__ = ["MAX_ENTRIES", "missing_bytes", "read_raw"]
 
 _VERSIONS: Final = (2, 3)
 _DEFAULT_ALIGNMENT: Final = 32
 _MAX_ALIGNMENT: Final = 1 * MIB
-_MAX_ENTRIES: Final = 65_536
+MAX_ENTRIES: Final = 65_536
 _UPDATE = "use a newer magnitude-tune, or a file of GGUF version 2 or 3"
 
 
@@ -114,8 +114,8 @@ def _read_version(cursor: Cursor) -> tuple[int, Literal["little", "big"]]:
 
 
 def _check_count(cursor: Cursor, what: str, count: int, least_bytes: int) -> None:
-    if count > _MAX_ENTRIES:
-        raise cursor.damaged(f"the header claims {count} {what}; more than {_MAX_ENTRIES} are not read")
+    if count > MAX_ENTRIES:
+        raise cursor.damaged(f"the header claims {count} {what}; more than {MAX_ENTRIES} are not read")
     if count * least_bytes > cursor.remaining:
         raise HeaderError(
             f"incomplete header: it claims {count} {what}, but only {cursor.remaining} bytes are left",

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from magnitude_tune.errors import HeaderError
+from magnitude_tune.header.cursor import MAX_HEADER_BYTES
 from magnitude_tune.header.facts import Facts
 from magnitude_tune.header.kinds import kind_of
-from magnitude_tune.header.raw import read_raw
+from magnitude_tune.header.raw import MAX_ENTRIES, read_raw
 from magnitude_tune.header.values import FileKind, RawHeader
 
 __all__ = ["model_in", "read_shards", "shard_paths"]
@@ -60,9 +61,25 @@ def read_shards(path: str) -> tuple[RawHeader, ...]:
             where=path,
             hint="download the missing parts into the same folder",
         )
-    shards = tuple(read_raw(shard) for shard in paths)
+    shards = _read_all(paths)
     _check_split(shards, path)
     return shards
+
+
+def _read_all(paths: tuple[str, ...]) -> tuple[RawHeader, ...]:
+    """All headers together stay within what one may take: hundreds of shards must not add up."""
+    shards: list[RawHeader] = []
+    for path in paths:
+        shards.append(read_raw(path))
+        header_bytes = sum(shard.data_start for shard in shards)
+        n_tensors = sum(len(shard.tensors) for shard in shards)
+        if header_bytes > MAX_HEADER_BYTES or n_tensors > MAX_ENTRIES:
+            raise HeaderError(
+                f"its parts have {n_tensors} tensors and {header_bytes} bytes of headers so far; no model has so many",
+                where=path,
+                hint="the file is damaged; download it again",
+            )
+    return tuple(shards)
 
 
 def _check_split(shards: tuple[RawHeader, ...], path: str) -> None:
@@ -121,7 +138,7 @@ def model_in(folder: str) -> str:
     firsts = sorted({shard_paths(str(Path(folder) / name))[0] for name in names})
     if len(firsts) > _MAX_CANDIDATES:
         raise HeaderError(f"{len(firsts)} GGUF files are in this folder", where=folder, hint="name one of them")
-    models = [first for first in firsts if _is_model(first)]
+    models = _models_of(firsts, folder)
     if not models:
         raise HeaderError("no GGUF model is in this folder", where=folder, hint="name the .gguf file itself")
     if len(models) > 1:
@@ -130,13 +147,23 @@ def model_in(folder: str) -> str:
     return models[0]
 
 
-def _is_model(path: str) -> bool:
-    """A file that cannot be read counts as one: reading it again says what is wrong with it."""
-    try:
-        raw = read_raw(path)
-    except HeaderError:
-        return True
-    return kind_of(raw.metadata, has_tensors=True) is FileKind.MODEL
+def _models_of(paths: list[str], folder: str) -> list[str]:
+    """Those that are models; a file that cannot be read counts as one, and reading it again says what is wrong."""
+    models, header_bytes = [], 0
+    for path in paths:
+        try:
+            raw = read_raw(path)
+        except HeaderError:
+            models.append(path)
+            continue
+        header_bytes += raw.data_start
+        if header_bytes > MAX_HEADER_BYTES:
+            raise HeaderError(
+                "too much to look through is in this folder", where=folder, hint="name the .gguf file itself"
+            )
+        if kind_of(raw.metadata, has_tensors=True) is FileKind.MODEL:
+            models.append(path)
+    return models
 
 
 def _list_of(names: Iterable[str]) -> str:

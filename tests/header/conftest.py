@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,20 @@ class Raw:
     tensor = staticmethod(packed_tensor)
     file = staticmethod(gguf_bytes)
     least_keys = LEAST_KEYS
+
+
+@pytest.fixture(scope="session")
+def two_seconds() -> float:
+    """CPU seconds here for what takes two on the machine of the design: a loop over 25 million packed lengths."""
+    content = struct.pack("<Q", 8) * 1_000_000
+    length_at = struct.Struct("<Q").unpack_from
+    times = []
+    for _ in range(3):
+        started = time.process_time()
+        for offset in range(0, len(content), 8):
+            length_at(content, offset)
+        times.append(time.process_time() - started)
+    return 25 * min(times)
 
 
 @pytest.fixture(scope="session")
