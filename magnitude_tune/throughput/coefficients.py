@@ -35,6 +35,7 @@ class KindCoefficients:
         pp_efficiency: share of the peak arithmetic that a large batch reaches.
         half_batch_tokens: fixed cost of a batch, in tokens: at this batch size the device runs at half its best rate.
         token_overhead_seconds, layer_overhead_seconds: per token generated or batch read, and per block of it.
+        expert_overhead_seconds: on top of that per block with experts: choosing them and gathering.
         link_bandwidth, link_latency_seconds: to the host, bytes/second and seconds a crossing, where unknown.
         tg_factor_90, pp_factor_90: half-width of the 90 % interval as a factor: the rate lies in rate/f .. rate*f.
     """
@@ -45,6 +46,7 @@ class KindCoefficients:
     half_batch_tokens: float
     token_overhead_seconds: float
     layer_overhead_seconds: float
+    expert_overhead_seconds: float
     link_bandwidth: float
     link_latency_seconds: float
     tg_factor_90: float
@@ -199,6 +201,7 @@ def _kind(reader: _Reader) -> KindCoefficients:
         half_batch_tokens=reader.number("half_batch_tokens", high=1e6),
         token_overhead_seconds=reader.number("token_overhead_seconds", low=1e-9, high=10.0),
         layer_overhead_seconds=reader.number("layer_overhead_seconds", high=10.0),
+        expert_overhead_seconds=reader.number("expert_overhead_seconds", high=10.0),
         link_bandwidth=reader.rate("link_bandwidth"),
         link_latency_seconds=reader.number("link_latency_seconds", high=10.0),
         tg_factor_90=reader.factor("tg_factor_90"),

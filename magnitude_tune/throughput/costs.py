@@ -27,6 +27,7 @@ class Cost:
         blocks: blocks that run.
         dense_bytes, dense_flops: weights that every token reads, and two operations for each of them.
         repack_flops, repack_bytes: the part of the dense weights that extra buffers hold in a faster layout.
+        expert_blocks: blocks with experts.
         expert_bytes, expert_read_bytes, expert_flops: all experts, the share a token uses, and its operations.
         expert_repack_flops, expert_repack_bytes: the part of the experts that extra buffers hold.
         state_bytes: recurrent state, read and written.
@@ -39,6 +40,7 @@ class Cost:
     dense_flops: float = 0.0
     repack_flops: float = 0.0
     repack_bytes: float = 0.0
+    expert_blocks: float = 0.0
     expert_bytes: float = 0.0
     expert_read_bytes: float = 0.0
     expert_flops: float = 0.0
@@ -148,6 +150,7 @@ def _add_dense(cost: dict[str, float], group: TensorGroup, repackable: Repackabl
 
 
 def _add_experts(cost: dict[str, float], group: TensorGroup, share: float, repackable: Repackable) -> None:
+    cost["expert_blocks"] = 1.0
     cost["expert_bytes"] += group.n_bytes
     cost["expert_read_bytes"] += group.n_bytes * share
     cost["expert_flops"] += 2.0 * group.n_params * share

@@ -35,7 +35,7 @@ def speed_model(
 
     `machine.devices` are the accelerators that this engine can use, in its order; devices that settings name beside
     them are ignored. Without an `engine`, a build made for this CPU is assumed. `evidence` are measurements of this
-    model, machine and engine.
+    model, machine and engine; those on devices that are gone do not count.
     """
     return PhysicsModel(header, machine, engine, coefficients, evidence)
 
@@ -67,8 +67,9 @@ class PhysicsModel:
         self._prompts: dict[tuple[object, ...], tuple[BatchSeconds, ...]] = {}
         self._threads: dict[int, tuple[float, float, float]] = {}
         self._calibration = Calibration(tg=NO_MEASUREMENTS, pp=NO_MEASUREMENTS, ready={}, n_runs=0)
-        if evidence:
-            self._calibration = calibrate(evidence, self._predicted, self._shipped_factor, coefficients.doubt)
+        here = tuple(item for item in evidence if all(name in self._devices for name in item.settings.devices))
+        if here:
+            self._calibration = calibrate(here, self._predicted, self._shipped_factor, coefficients.doubt)
         self._tg_scale = math.exp(-self._calibration.tg.log_factor)
         self._pp_scale = math.exp(-self._calibration.pp.log_factor)
 

@@ -116,10 +116,10 @@ def _add_token(total: _Sum, stage: Stage, plan: Plan, host: HostRates, attended:
     if device is None:
         total.core += (flops * _time_share(plan, cost, host.repack_tg_gain) + attention) / host.core_tg
         total.memory += n_bytes / host.bandwidth
-        total.steps += cost.blocks * host.kind.layer_overhead_seconds
+        total.steps += _block_steps(cost, host)
     else:
         total.elsewhere += max(n_bytes / device.bandwidth, (flops + attention) / device.flops_tg)
-        total.elsewhere += cost.blocks * device.kind.layer_overhead_seconds
+        total.elsewhere += _block_steps(cost, device)
 
 
 def prompt_seconds(
@@ -127,13 +127,13 @@ def prompt_seconds(
 ) -> tuple[BatchSeconds, ...]:
     """A prompt of `n_prompt` tokens after `depth` tokens, batch by batch.
 
-    A token attends to `depth` and half the prompt on average, and to the rest of its own batch, which is computed and
-    masked. The output layer runs once, for the last token.
+    A token attends to `depth` and half the prompt on average. Flash attention skips what the mask hides; without it the
+    rest of the token's own batch is computed too. The output layer runs once, for the last token.
     """
     groups = batches(n_prompt, settings.n_batch, settings.n_ubatch)
-    largest = groups[0][0] if groups else 0
-    far = depth + (n_prompt + largest) / 2
-    cells = (far, min(far, plan.window + largest))
+    hidden = groups[0][0] if groups and not settings.flash_attn else 0
+    far = depth + (n_prompt + hidden) / 2
+    cells = (far, min(far, plan.window + hidden))
     timed = [BatchSeconds(times, _batch_seconds(plan, host, settings, size, cells)) for size, times in groups]
     return (*timed, BatchSeconds(1, _output_seconds(plan, host)))
 
@@ -167,11 +167,11 @@ def _batch_seconds(
             _add_host_batch(total, cost, plan, host, n_tokens)
             total.core += attention / host.core_pp
             total.memory += scores / host.bandwidth
-            total.steps += cost.blocks * host.kind.layer_overhead_seconds
+            total.steps += _block_steps(cost, host)
         else:
             n_bytes, flops = _batch_work(cost, device, plan, n_tokens)
             total.elsewhere += max((flops + attention) / device.flops_pp, (n_bytes + scores) / device.bandwidth)
-            total.elsewhere += cost.blocks * device.kind.layer_overhead_seconds
+            total.elsewhere += _block_steps(cost, device)
     total.crossings(plan, n_tokens)
     return total.done()
 
@@ -198,6 +198,11 @@ def _batch_work(cost: Cost, where: HostRates | DeviceRates, plan: Plan, n_tokens
     touched = 1.0 - (1.0 - plan.used_share) ** n_tokens
     flops = cost.dense_flops * (n_tokens + fixed) + cost.expert_flops * (n_tokens + fixed * touched / plan.used_share)
     return cost.dense_bytes + cost.expert_bytes * touched, flops
+
+
+def _block_steps(cost: Cost, where: HostRates | DeviceRates) -> float:
+    """What blocks cost beside bytes and operations: launches and barriers, and choosing experts."""
+    return cost.blocks * where.kind.layer_overhead_seconds + cost.expert_blocks * where.kind.expert_overhead_seconds
 
 
 def _output_seconds(plan: Plan, host: HostRates) -> StepSeconds:
