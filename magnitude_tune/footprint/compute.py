@@ -29,7 +29,7 @@ from magnitude_tune.footprint.parts import HOST, Part
 from magnitude_tune.footprint.placement import Placement, Span
 from magnitude_tune.header.values import Attention, ModelHeader, MoeFacts, Role
 
-__all__ = ["Compute", "Widths"]
+__all__ = ["Compute", "Phases", "Widths"]
 
 _PIPELINE_COPIES: Final = 4
 _ASYNC_BACKENDS: Final = frozenset({"cuda", "rocm", "vulkan", "sycl"})
@@ -84,7 +84,7 @@ class Widths:
 
 
 @dataclass(frozen=True, slots=True)
-class _Phases:
+class Phases:
     """Bytes of the phases of one graph, on the host and on a device."""
 
     shared: int
@@ -98,18 +98,18 @@ class _Phases:
 
 
 class Compute:
-    """Compute buffers for any placement; phases are worked out once for each batch."""
+    """Compute buffers for any placement of one model."""
 
     def __init__(self, widths: Widths, backends: tuple[str, ...]) -> None:
         self._widths = widths
         self._backends = backends
-        self._phases: dict[Batch, _Phases] = {}
 
-    def parts(self, placement: Placement, batch: Batch, largest_on_host: int) -> list[Part]:
+    def phases(self, batch: Batch) -> Phases:
+        """What does not depend on the placement: worked out once for each batch."""
+        return _phases_of(self._widths, batch)
+
+    def parts(self, placement: Placement, batch: Batch, phases: Phases, largest_on_host: int) -> list[Part]:
         """Compute buffers of the host and of each used device, and the output buffer."""
-        phases = self._phases.get(batch)
-        if phases is None:
-            phases = self._phases.setdefault(batch, _phases_of(self._widths, batch))
         on_host = placement.host_blocks > 0 or largest_on_host > 0
         host = phases.shared + (phases.host_layers if on_host else phases.embedding)
         if placement.output_place == HOST:
@@ -125,7 +125,7 @@ class Compute:
         parts.append(Part("output", HOST, output, output, "exact", "4 B x n_vocab x rows of logits kept"))
         return parts
 
-    def _device_bytes(self, phases: _Phases, span: Span, copies: int) -> int:
+    def _device_bytes(self, phases: Phases, span: Span, copies: int) -> int:
         if span.end <= span.first:
             return phases.output_alone
         layers = phases.device_first if span.first == 0 else phases.device_layers
@@ -144,7 +144,7 @@ class Compute:
         return self._backends[span.place - 1]
 
 
-def _phases_of(widths: Widths, batch: Batch) -> _Phases:
+def _phases_of(widths: Widths, batch: Batch) -> Phases:
     u, w = batch.n_tokens, widths
     caches = w.has_full + w.has_sliding
     n_kv = max(batch.cells.full if w.has_full else 0, batch.cells.sliding if w.has_sliding else 0)
@@ -165,7 +165,7 @@ def _phases_of(widths: Widths, batch: Batch) -> _Phases:
         first.append(attention + 2 * w.n_embd)
     quantised = batch.type_k not in _PLAIN_KV or batch.type_v not in _PLAIN_KV
     rotated = 4 * u * w.k + _ROTATION_BYTES if quantised and caches else 0
-    return _Phases(
+    return Phases(
         shared=inputs + masks,
         embedding=4 * u * 2 * w.n_embd,
         host_layers=4 * u * max(host) + rotated,

@@ -9,7 +9,7 @@ from typing import Final
 from magnitude_tune.errors import HeaderError, UsageError
 from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 from magnitude_tune.footprint.batch import Batch, cells
-from magnitude_tune.footprint.compute import Compute, Widths
+from magnitude_tune.footprint.compute import Compute, Phases, Widths
 from magnitude_tune.footprint.host import HostCosts
 from magnitude_tune.footprint.kv_cache import KvCache
 from magnitude_tune.footprint.parts import Part
@@ -24,6 +24,7 @@ __all__ = ["footprint_model"]
 
 _WHERE: Final = attrgetter("n_gpu_layers", "devices", "tensor_split", "n_cpu_moe")
 _WEIGHTS: Final = attrgetter("n_gpu_layers", "devices", "tensor_split", "n_cpu_moe", "repack", "load_mode")
+_BATCH: Final = attrgetter("n_ctx", "n_parallel", "kv_unified", "n_batch", "n_ubatch", "flash_attn", "type_k", "type_v")
 _CONTEXT: Final = attrgetter(
     "n_gpu_layers",
     "devices",
@@ -90,6 +91,7 @@ class _Model:
         self._compute = Compute(Widths.of(header, self._kv.has_full, self._kv.has_sliding), backends)
         self._host = HostCosts(header, engine, backends)
         self._placements: dict[tuple[object, ...], Placement] = {}
+        self._batches: dict[tuple[object, ...], tuple[Batch, Phases]] = {}
         self._weights_priced: dict[tuple[object, ...], _Priced] = {}
         self._context_priced: dict[tuple[object, ...], _Priced] = {}
         self._host_priced: dict[tuple[object, ...], _Priced] = {}
@@ -150,17 +152,20 @@ class _Model:
         return weights, context, host
 
     def _context_parts(self, settings: Settings) -> list[Part]:
+        prepared = self._batches.get(key := _BATCH(settings))
+        if prepared is None:
+            batch = self._batch(settings)
+            prepared = self._batches[key] = (batch, self._compute.phases(batch))
+        batch, phases = prepared
         placement = self._placement(settings)
+        largest = self._weights.largest_on_host(placement, settings.n_cpu_moe)
+        return [*self._kv.parts(placement, batch), *self._compute.parts(placement, batch, phases, largest)]
+
+    def _batch(self, settings: Settings) -> Batch:
         n_ctx = settings.n_ctx if settings.n_ctx > 0 else self._header.context_length or DEFAULT_N_CTX
         n_ubatch = max(1, min(settings.n_ubatch, settings.n_batch, n_ctx))
         size = cells(n_ctx, settings.n_parallel, settings.kv_unified, n_ubatch, self._header.sliding_window)
-        n_slots = max(1, settings.n_parallel)
-        batch = Batch(n_ubatch, n_slots, size, settings.flash_attn, settings.type_k, settings.type_v)
-        largest = self._weights.largest_on_host(placement, settings.n_cpu_moe)
-        return [
-            *self._kv.parts(placement, batch),
-            *self._compute.parts(placement, batch, largest),
-        ]
+        return Batch(n_ubatch, max(1, settings.n_parallel), size, settings.flash_attn, settings.type_k, settings.type_v)
 
     def _placement(self, settings: Settings) -> Placement:
         key = _WHERE(settings)
