@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.agents.block import given, settings_of, unknown_keys
 from magnitude_tune.agents.dialect import Dialect
@@ -23,8 +22,7 @@ DIALECTS: Final[tuple[Dialect, ...]] = (HERMES, PLAIN)
 """In the order they are tried: the one with a block of its own before the one that takes the whole file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentRequest:
+class AgentRequest(NamedTuple):
     """What a file asks for, not yet validated.
 
     `values` has llama.cpp's names (`max_ctx_size` is `n_ctx`, `model_path` is `model`); the workload is flat, as

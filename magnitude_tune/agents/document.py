@@ -5,9 +5,8 @@ from __future__ import annotations
 import bisect
 import re
 import stat
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.agents.nodes import MappingNode
 from magnitude_tune.agents.yaml_tree import parse_tree
@@ -23,8 +22,7 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 _EXAMPLE = "write at least the line `magnitude: 4.0`"
 
 
-@dataclass(frozen=True, slots=True)
-class AgentDocument:
+class AgentDocument(NamedTuple):
     """One file as read. `text` holds every character, a byte-order mark included; offsets count in it."""
 
     path: Path

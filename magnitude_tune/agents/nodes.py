@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["AliasNode", "Entry", "MappingNode", "Node", "ScalarNode", "SequenceNode", "followed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalarNode:
+class ScalarNode(NamedTuple):
     """One scalar. `start` and `end` enclose it in the text, quotes included, anchor and tag left out.
 
     `value` is the text with quotes and escapes undone; `style` is None for a plain scalar, else its first character.
@@ -22,8 +21,7 @@ class ScalarNode:
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MappingNode:
+class MappingNode(NamedTuple):
     """Keys and values in their order. `end` of a block mapping is where its last value ends."""
 
     entries: tuple[Entry, ...]
@@ -34,8 +32,7 @@ class MappingNode:
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceNode:
+class SequenceNode(NamedTuple):
     """Items in their order. `end` of a block sequence is where its last item ends."""
 
     items: tuple[Node, ...]
@@ -46,8 +43,7 @@ class SequenceNode:
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AliasNode:
+class AliasNode(NamedTuple):
     """`*name`, and the node it stands for."""
 
     name: str
@@ -59,8 +55,7 @@ class AliasNode:
 Node = ScalarNode | MappingNode | SequenceNode | AliasNode
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A key and its value."""
 
     key: Node

@@ -6,12 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
-from magnitude_tune.agents.detect import AgentRequest, read_agent
+from magnitude_tune.agents.detect import AgentRequest, looks_like_agent, read_agent
 from magnitude_tune.errors import InputFileError, UsageError
-from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 from magnitude_tune.findings import Finding, Rule
+from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 from magnitude_tune.footprint.model import footprint_model
 from magnitude_tune.header.cached import read_model_cached
 from magnitude_tune.header.read import require_runnable
@@ -29,8 +28,6 @@ from magnitude_tune.throughput.model import speed_model
 from magnitude_tune.throughput.values import Evidence
 
 __all__ = ["ResolveOptions", "Resolved", "resolve_request"]
-
-_CONFIG_SUFFIXES: Final = frozenset({".yaml", ".yml"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +102,7 @@ def resolve_request(options: ResolveOptions) -> Resolved:
 def read_request(options: ResolveOptions) -> tuple[AgentRequest | None, Request]:
     """The request from all layers, defaults < user file < config < environment < flags."""
     path = Path(options.what)
-    agent = read_agent(path) if path.suffix.lower() in _CONFIG_SUFFIXES else None
+    agent = read_agent(path) if looks_like_agent(path) else None
     own = (config_layer(agent),) if agent is not None else ()
     request = build_request((*user_layer(), *own, environment_layer(), flag_layer(dict(options.flags))))
     if agent is not None:
