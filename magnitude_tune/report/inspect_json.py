@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from magnitude_tune.header.values import Attention, ModelHeader, TensorGroup
@@ -36,7 +35,7 @@ def inspect_document(header: ModelHeader) -> dict[str, object]:
     """
     return {
         "schema_version": _SCHEMA_VERSION,
-        "path": header.path,
+        "path": _shown(header.path),
         "kind": str(header.kind),
         "name": header.name,
         "architecture": header.architecture,
@@ -72,7 +71,7 @@ def inspect_document(header: ModelHeader) -> dict[str, object]:
         "groups": [{**asdict(group), "role": str(group.role)} for group in header.groups],
         "complete": header.complete,
         "shards": [
-            {"path": shard.path, "name": Path(shard.path).name, "bytes": shard.n_bytes, "missing": shard.missing_bytes}
+            {"path": _shown(shard.path), "bytes": shard.n_bytes, "missing_bytes": shard.missing_bytes}
             for shard in header.shards
         ],
         "content_hash": header.content_hash,
@@ -97,6 +96,11 @@ def sums_by(groups: Iterable[TensorGroup], label: Callable[[TensorGroup], _Label
 
 def _rows(header: ModelHeader, name: str, label: Callable[[TensorGroup], str | int | None]) -> list[dict[str, object]]:
     return [{name: key, **asdict(sums)} for key, sums in sums_by(header.groups, label).items()]
+
+
+def _shown(path: str) -> str:
+    """A path whose bytes are no text is shown escaped: JSON holds text only."""
+    return path.encode(errors="backslashreplace").decode()
 
 
 def _kv(header: ModelHeader) -> dict[str, object]:
