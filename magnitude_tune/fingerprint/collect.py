@@ -12,7 +12,7 @@ from magnitude_tune.fingerprint import bandwidth, cgroups, host
 from magnitude_tune.fingerprint.disk import guessed_disk_bandwidth
 from magnitude_tune.fingerprint.identity import machine_hash
 from magnitude_tune.fingerprint.memory import read_memory
-from magnitude_tune.fingerprint.nvidia import NvidiaFacts, read_nvidia
+from magnitude_tune.fingerprint.nvidia import read_nvidia
 from magnitude_tune.fingerprint.processor import Processor, brand_from_library, peak_flops, read_processor
 from magnitude_tune.fingerprint.runner import CommandRunner, run_command
 from magnitude_tune.fingerprint.topology import Topology, read_nodes, read_topology
@@ -106,7 +106,9 @@ def _cpu(
         notes.append(_failed("the processor's name is unknown"))
     rate = _bandwidth(tree, processor, cores, memory, cached_only)
     if tree.live and not cached_only and rate.source.startswith("guessed"):
-        notes.append(_failed("memory bandwidth was not measured: too little memory is free; it is guessed"))
+        notes.append(
+            _failed("memory bandwidth could not be measured, too little memory or no core is free; it is guessed")
+        )
     cpu = Cpu(
         brand=processor.brand,
         architecture=host.architecture(tree, processor.architecture),
@@ -159,10 +161,18 @@ def _devices(
 
         metal = metal_device(facts, memory)
         return (metal,) if metal else (), (), ()
-    found = NvidiaFacts()
     if run is not None or (tree.live and _is_installed("nvidia-smi")):
         found = read_nvidia(run or run_command, memory, os.environ if tree.live else {})
-    return found.devices, found.pools, found.notes
+        return found.devices, found.pools, found.notes
+    if tree.text("proc/driver/nvidia/version") is None:
+        return (), (), ()
+    here = "nvidia-smi is not on PATH" if tree.live else "a copied tree does not list them"
+    note = Finding(
+        Rule.PROBE_FAILED,
+        f"there is an NVIDIA driver, but its cards are unknown: {here}",
+        fix="install nvidia-smi" if tree.live else "run `magnitude-tune fingerprint --json` on that machine instead",
+    )
+    return (), (), (note,)
 
 
 def _is_installed(program: str) -> bool:

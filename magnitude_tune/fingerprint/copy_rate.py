@@ -1,30 +1,44 @@
-"""Memory bandwidth, measured: threads copy between buffers of their own. Loaded only to measure."""
+"""Memory bandwidth, measured: threads copy within buffers of their own. Loaded only to measure.
+
+Other work on the machine keeps threads off their cores for milliseconds. So each thread copies in slices much shorter
+than that and notes its own CPU time beside the clock's: moments at which nearly all threads were on their cores count,
+the others do not.
+"""
 
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 import time
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Final
 
 from magnitude_tune.units import GIB, MIB
 
-__all__ = ["Measured", "buffer_bytes", "measure"]
+__all__ = ["Measured", "Slice", "buffer_bytes", "joint_rate", "measure"]
 
-_PASSES: Final = 12
-_PASSES_SECONDS: Final = 0.6
-"""No pass starts later than this after the first; with the first touch of the buffers that stays below two seconds."""
-_WAIT_SECONDS: Final = 10.0
+_COPY_SECONDS: Final = 0.4
+_MOST_COPY_SECONDS: Final = 0.9
+"""How long the threads copy, and how long beside other work; with touching the buffers that is below two seconds."""
+_WAIT_SECONDS: Final = 5.0
 
 _BASE_BYTES: Final = 512 * MIB
 _PER_THREAD_BYTES: Final = 16 * MIB
 _LEAST_BYTES: Final = 64 * MIB
 _MODEST_SHARE: Final = 8
+_SLICE_BYTES: Final = 4 * MIB
 
-# A thread that got less than this share of its pass was kept off its core: the figure is too low.
-_UNDISTURBED_SHARE: Final = 0.9
+# A slice whose thread was on a core for less than this share of it was cut short by other work.
+_CLEAN_SHARE: Final = 0.9
+_CLEAN_THREADS: Final = 0.75
+_LEAST_MOMENTS: Final = 5
+_UNDISTURBED: Final = 0.8
+# Windows counts a thread's time in steps of 16 ms, longer than a slice: there every slice passes for clean.
+_thread_seconds: Final = time.thread_time if os.name == "posix" else time.perf_counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +47,20 @@ class Measured:
 
     rate: float
     disturbed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One copy: when it started and ended by the clock, and how long its thread was on a core, in seconds."""
+
+    start: float
+    end: float
+    busy: float
+
+    @property
+    def clean(self) -> bool:
+        """Whether the thread kept its core."""
+        return self.busy >= _CLEAN_SHARE * (self.end - self.start)
 
 
 def buffer_bytes(available_bytes: int, threads: int) -> int:
@@ -45,16 +73,17 @@ def buffer_bytes(available_bytes: int, threads: int) -> int:
 
 
 def measure(threads: int, total_bytes: int) -> Measured | None:
-    """Copy on `threads` threads between buffers of `total_bytes` in all; the best pass counts.
+    """Copy on `threads` threads within buffers of `total_bytes` in all.
 
-    Each thread copies one half of its own buffers into the other, in the C library, without the interpreter's lock.
-    None where `total_bytes` is too small or the memory or the threads cannot be had.
+    Each thread copies one half of its own buffer into the other, in the C library, without the interpreter's lock.
+    None where `total_bytes` is too small, where memory or threads cannot be had, or where other work hardly ever left
+    the threads their cores.
     """
-    each = total_bytes // (2 * threads) // mmap.PAGESIZE * mmap.PAGESIZE
-    if each == 0:
+    half = total_bytes // (2 * threads) // mmap.PAGESIZE * mmap.PAGESIZE
+    if half == 0:
         return None
-    team = _Team(threads)
-    workers = [threading.Thread(target=team.work, args=(each,), daemon=True) for _ in range(threads)]
+    team = _Team(threads, half)
+    workers = [threading.Thread(target=team.work, args=(slices,), daemon=True) for slices in team.slices]
     try:
         for worker in workers:
             worker.start()
@@ -63,67 +92,80 @@ def measure(threads: int, total_bytes: int) -> Measured | None:
         return None
     for worker in workers:
         worker.join()
-    passes = [times for times in team.passes if len(times) == threads]
-    if not passes:
+    return joint_rate(team.slices, 2 * team.slice_bytes)
+
+
+def joint_rate(slices: Sequence[Sequence[Slice]], bytes_per_slice: int) -> Measured | None:
+    """The rate of all threads together, from each thread's slices in order.
+
+    Looked at are the midpoints of the first thread's clean slices; where at least three quarters of the threads are
+    in a clean slice, their rates are summed, and the upper quartile of these sums is the figure. None for fewer than
+    five such moments.
+    """
+    starts = [[one.start for one in thread] for thread in slices]
+    sums = []
+    for moment in ((one.start + one.end) / 2 for one in (slices[0] if slices else ()) if one.clean):
+        positions = [bisect_right(thread, moment) - 1 for thread in starts]
+        at = [thread[i] for thread, i in zip(slices, positions, strict=True) if i >= 0]
+        clean = [one for one in at if one.clean and one.end >= moment]
+        if len(clean) >= ceil(_CLEAN_THREADS * len(slices)):
+            sums.append(sum(bytes_per_slice / max(one.end - one.start, 1e-9) for one in clean))
+    if len(sums) < _LEAST_MOMENTS:
         return None
-    best = min(passes, key=_length)
-    seconds = _length(best)
-    busy = min(busy / (end - start) if end > start else 1.0 for start, end, busy in best)
-    return Measured(2 * each * threads / max(seconds, 1e-9), disturbed=busy < _UNDISTURBED_SHARE)
+    return Measured(sorted(sums)[len(sums) * 3 // 4], _share_on_core(slices) < _UNDISTURBED)
 
 
-_Times = list[tuple[float, float, float]]
-
-
-def _length(times: _Times) -> float:
-    return max(end for _, end, _ in times) - min(start for start, _, _ in times)
+def _share_on_core(slices: Sequence[Sequence[Slice]]) -> float:
+    passed = sum(one.end - one.start for thread in slices for one in thread)
+    return sum(one.busy for thread in slices for one in thread) / max(passed, 1e-9)
 
 
 @dataclass(slots=True)
 class _Team:
-    """Threads that start each pass together; a pass holds each thread's start, end and own CPU time in seconds."""
+    """Threads that start together, each with its slices; `half` is half of one thread's buffer in bytes.
+
+    `disturbed` is set by the first thread that finds itself kept off its core: all of them then copy for longer.
+    """
 
     threads: int
-    passes: list[_Times] = field(default_factory=lambda: [[] for _ in range(_PASSES)])
+    half: int
+    slices: list[list[Slice]] = field(init=False)
+    slice_bytes: int = field(init=False)
     barrier: threading.Barrier = field(init=False)
-    deadline: float = 0.0
-    going: bool = True
+    disturbed: bool = False
 
     def __post_init__(self) -> None:
-        self.barrier = threading.Barrier(self.threads, action=self._begin, timeout=_WAIT_SECONDS)
+        self.slices = [[] for _ in range(self.threads)]
+        self.slice_bytes = min(_SLICE_BYTES, self.half)
+        self.barrier = threading.Barrier(self.threads, timeout=_WAIT_SECONDS)
 
-    def _begin(self) -> None:
-        """Runs in one thread while all others wait, so that all agree on whether there is another pass."""
-        now = time.perf_counter()
-        self.deadline = self.deadline or now + _PASSES_SECONDS
-        self.going = now < self.deadline
-
-    def work(self, each: int) -> None:
+    def work(self, slices: list[Slice]) -> None:
         try:
-            copy = _copier(each)
-            for times in self.passes:
-                self.barrier.wait()
-                if not self.going:
-                    return
-                start, used = time.perf_counter(), time.thread_time()
-                copy()
-                times.append((start, time.perf_counter(), time.thread_time() - used))
-        except (OSError, MemoryError, ValueError):
+            copy = _copier(self.half, self.slice_bytes)
+            self.barrier.wait()
+        except (OSError, MemoryError, ValueError, threading.BrokenBarrierError):
             self.barrier.abort()
-        except threading.BrokenBarrierError:
             return
+        offsets = range(0, self.half - self.slice_bytes + 1, self.slice_bytes)
+        start = began = time.perf_counter()
+        while start < began + (_MOST_COPY_SECONDS if self.disturbed else _COPY_SECONDS):
+            for offset in offsets:
+                start, used = time.perf_counter(), _thread_seconds()
+                copy(offset)
+                slices.append(Slice(start, time.perf_counter(), _thread_seconds() - used))
+            self.disturbed = self.disturbed or _share_on_core([slices]) < _UNDISTURBED
 
 
-def _copier(each: int) -> Callable[[], object]:
-    """A copy between two buffers of `each` bytes whose pages this thread has touched first, on its own node."""
+def _copier(half: int, slice_bytes: int) -> Callable[[int], object]:
+    """Copies one slice at an offset, within a buffer whose pages this thread has touched first, on its own node."""
     import ctypes
 
-    buffer = mmap.mmap(-1, 2 * each)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-    ctypes.memset(start, 1, 2 * each)
+    buffer = mmap.mmap(-1, 2 * half)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    ctypes.memset(address, 1, 2 * half)
 
-    def copy() -> object:
+    def copy(offset: int) -> object:
         # The closure holds the buffer: its memory must outlive every copy.
-        return ctypes.memmove(start + each, start, each) and buffer
+        return ctypes.memmove(address + half + offset, address + offset, slice_bytes) and buffer
 
     return copy

@@ -55,8 +55,10 @@ def read_nvidia(run: CommandRunner, memory: Memory, environment: Mapping[str, st
         memory: the host's memory, which devices without memory of their own share.
         environment: `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER` decide what the engine sees, and in which order.
     """
-    rows, notes = _ask(run)
-    rows = _visible(_in_cuda_order(rows, environment), environment)
+    listed, notes = _ask(run)
+    rows = _visible(_in_cuda_order(listed, environment), environment)
+    if len(rows) < len(listed):
+        notes = (*notes, _hidden(len(listed) - len(rows), len(listed)))
     facts = [_device(index, row, memory) for index, row in enumerate(rows)]
     return NvidiaFacts(
         devices=tuple(device for device, _, _ in facts if device is not None),
@@ -159,6 +161,14 @@ def _visible(rows: list[_Row], environment: Mapping[str, str]) -> list[_Row]:
             break
         visible += matching
     return visible
+
+
+def _hidden(n_hidden: int, n_listed: int) -> Finding:
+    return Finding(
+        Rule.MACHINE_LIMITED,
+        f"CUDA_VISIBLE_DEVICES hides {n_hidden} of {n_listed} NVIDIA cards from the engine",
+        fix="unset CUDA_VISIBLE_DEVICES to plan with all of them",
+    )
 
 
 def _device(index: int, row: _Row, memory: Memory) -> tuple[Device | None, Pool | None, Finding | None]:

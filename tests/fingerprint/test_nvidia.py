@@ -134,9 +134,14 @@ TWO = """0, NVIDIA GeForce RTX 3060, 12288, 12000, 575.57, 8.6, 4, 16, GPU-aaa
 )
 def test_devices_are_numbered_as_cuda_does(answers, environment, names):
     """CUDA puts the fastest first unless told otherwise, and shows what it is told to; CUDA0 is the engine's first."""
-    devices = read_nvidia(answers(TWO), HOST, environment).devices
+    facts = read_nvidia(answers(TWO), HOST, environment)
+    devices = facts.devices
     assert [device.description for device in devices] == names
     assert [device.name for device in devices] == [f"CUDA{i}" for i in range(len(names))]
+    hidden = [note.message for note in facts.notes]
+    assert hidden == (
+        [] if len(names) == 2 else [f"CUDA_VISIBLE_DEVICES hides {2 - len(names)} of 2 NVIDIA cards from the engine"]
+    )
 
 
 def test_a_card_that_hides_its_memory_is_left_out(answers):
@@ -186,3 +191,10 @@ def test_drivers_names_find_their_rows(name, gib, row):
 def test_names_that_say_nothing_find_nothing(name):
     """Vendor words and sizes alone are no name."""
     assert known_device(name, 8 * GIB) is None
+
+
+def test_a_driver_without_its_command_is_noted(grow):
+    """A copied tree with a driver but no list of cards says so instead of planning for the CPU silently."""
+    fingerprint = collect(root=grow({"proc/driver/nvidia/version": "NVRM version: 575.57\n"}))
+    assert fingerprint.devices == ()
+    assert any("its cards are unknown" in note.message for note in fingerprint.notes)
