@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from magnitude_tune.engines.binding import device_handles, engine_function
 
-__all__ = ["Decoder", "DecodingError"]
+__all__ = ["BufferOverride", "Decoder", "DecodingError"]
 
 _GGML_TYPES: Final = {
     "f32": 0,
@@ -39,7 +39,7 @@ class DecodingError(Exception):
     """The engine refused a model, a context or a batch."""
 
 
-class _BufferOverride(ctypes.Structure):
+class BufferOverride(ctypes.Structure):
     """llama.h: struct llama_model_tensor_buft_override."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
@@ -156,8 +156,8 @@ class Decoder:
         if cpu_type is None:
             raise DecodingError("the engine's library cannot keep experts on the CPU")
         patterns = [rf"blk\.{layer}\.ffn_(up|down|gate|gate_up)_(ch|)exps".encode() for layer in range(n_layers)]
-        rows = [_BufferOverride(pattern, cpu_type()) for pattern in patterns]
-        return (_BufferOverride * (n_layers + 1))(*rows, _BufferOverride(None, None))
+        rows = [BufferOverride(pattern, cpu_type()) for pattern in patterns]
+        return (BufferOverride * (n_layers + 1))(*rows, BufferOverride(None, None))
 
     def _context_params(self, settings: Mapping[str, Any]) -> Any:
         params = self._binding.llama_context_default_params()
