@@ -60,10 +60,10 @@ def this_machine(*, sysroot: str | None, engine_path: str | None, rpc: tuple[str
 
     engines = find_engines(engine_path=engine_path, rpc=rpc)
     engines = without_crashing_buffers(engines, found.machine_hash)
-    return with_engine_devices(replace(found, engines=engines), rpc)
+    return with_engine_devices(replace(found, engines=engines))
 
 
-def with_engine_devices(machine: Fingerprint, rpc: tuple[str, ...]) -> Fingerprint:
+def with_engine_devices(machine: Fingerprint) -> Fingerprint:
     """Add what only the engines see: devices over RPC, and cards that no probe of ours found.
 
     A card that both see keeps the smaller of the two readings of its free memory.
@@ -71,12 +71,12 @@ def with_engine_devices(machine: Fingerprint, rpc: tuple[str, ...]) -> Fingerpri
     devices = list(machine.devices)
     pools = list(machine.pools)
     for listed in _listed(machine.engines):
-        known = next((i for i, device in enumerate(devices) if _is_same(device, listed)), None)
+        known = next((i for i, device in enumerate(devices) if device.name == listed.name), None)
         if known is not None:
             devices[known] = _with_less_free(devices[known], listed)
             pools = [_with_less_available(pool, devices[known]) for pool in pools]
             continue
-        device, pool = _from_engine(listed, machine, rpc)
+        device, pool = _from_engine(listed, machine)
         devices.append(device)
         if pool is not None:
             pools.append(pool)
@@ -92,8 +92,14 @@ def _listed(engines: Iterable[EngineFacts]) -> Iterable[EngineDevice]:
                 yield device
 
 
-def _is_same(device: Device, listed: EngineDevice) -> bool:
-    return device.name == listed.name
+def _twin(listed: EngineDevice, machine: Fingerprint) -> Device | None:
+    """The card we know under another backend's name: Vulkan0 beside CUDA0, the same number of the same model."""
+    number = "".join(filter(str.isdigit, listed.name))
+    for device in machine.devices:
+        same_model = device.description == listed.description
+        if same_model and device.backend != "rpc" and "".join(filter(str.isdigit, device.name)) == number:
+            return device
+    return None
 
 
 def _with_less_free(device: Device, listed: EngineDevice) -> Device:
@@ -108,14 +114,14 @@ def _with_less_available(pool: Pool, device: Device) -> Pool:
     return replace(pool, available_bytes=min(pool.available_bytes, device.free_bytes))
 
 
-def _from_engine(listed: EngineDevice, machine: Fingerprint, rpc: tuple[str, ...]) -> tuple[Device, Pool | None]:
+def _from_engine(listed: EngineDevice, machine: Fingerprint) -> tuple[Device, Pool | None]:
     """A device as an engine lists it; a loopback RPC device shares this host's RAM, so it brings no pool."""
     prefix = listed.name.rstrip("0123456789")
     backend = _ENGINE_BACKENDS.get(prefix, prefix.lower())
-    source = "listed by the engine"
+    if (twin := _twin(listed, machine)) is not None:
+        return replace(_with_less_free(twin, listed), name=listed.name, backend=backend), None
     bandwidth, flops = (Fact(value, "guessed: unknown device") for value in _GUESSED_CARD)
     pool: Pool | None = Pool(listed.name.lower(), "card", listed.total_bytes, listed.free_bytes)
-    link = None
     if backend == "rpc":
         from magnitude_tune.engines.rpc import address_of, is_loopback
 
@@ -135,7 +141,6 @@ def _from_engine(listed: EngineDevice, machine: Fingerprint, rpc: tuple[str, ...
         free_bytes=listed.free_bytes,
         bandwidth=bandwidth,
         flops=flops,
-        link_bandwidth=link,
-        source=source,
+        source="listed by the engine",
     )
     return device, pool
