@@ -7,7 +7,7 @@ batch, all sizes f32 unless said otherwise):
     masks    u x cells of a stream, for full and for sliding layers: f16 with flash attention, else f32
     attn     u (3 n_embd + 2 q); without flash attention u (3 n_embd + q + 4 kv + cells x heads)
     ffn      u (3 n_embd + q + 3 n_ff), 2 n_ff where one fits into the hole that q left;
-             on a device u (2 n_embd + 3 n_ff), + q where block 0 is
+             on a device u (2 n_embd + 3 n_ff), + q where no block is on the CPU
     experts  of the k used, u (3 n_embd + q) and
              u max(2 k n_ff_exp, k n_embd)     where their product fits into a hole,
              u 3 k n_ff_exp                    where their outputs fit over gate and up,
@@ -91,7 +91,7 @@ class Phases:
     embedding: int
     host_layers: int
     device_layers: int
-    device_first: int
+    device_alone: int
     output: int
     output_alone: int
     cuda_copies: int
@@ -117,7 +117,7 @@ class Compute:
         parts = [Part("compute", HOST, host, host, "bounded", _RULE)]
         copies = _PIPELINE_COPIES if self._runs_pipelined(placement) else 1
         for index, span in enumerate(placement.spans):
-            n_bytes = self._device_bytes(phases, span, copies)
+            n_bytes = self._device_bytes(phases, span, copies, has_host_blocks=placement.host_blocks > 0)
             if index == 0 and batch.n_tokens >= _OFFLOAD_MIN_BATCH and self._backend(span) in _ASYNC_BACKENDS:
                 n_bytes += largest_on_host
             parts.append(Part("compute", span.place, n_bytes, n_bytes, "bounded", _RULE))
@@ -125,10 +125,10 @@ class Compute:
         parts.append(Part("output", HOST, output, output, "exact", "4 B x n_vocab x rows of logits kept"))
         return parts
 
-    def _device_bytes(self, phases: Phases, span: Span, copies: int) -> int:
+    def _device_bytes(self, phases: Phases, span: Span, copies: int, *, has_host_blocks: bool) -> int:
         if span.end <= span.first:
             return phases.output_alone
-        layers = phases.device_first if span.first == 0 else phases.device_layers
+        layers = phases.device_layers if has_host_blocks else phases.device_alone
         n_bytes = copies * phases.shared + layers
         if self._backend(span) in _CUDA_BACKENDS:
             n_bytes += phases.cuda_copies
@@ -157,12 +157,12 @@ def _phases_of(widths: Widths, batch: Batch) -> Phases:
     ffn = (2 if w.n_ff <= w.q else 3) * w.n_ff
     host = [ffn + 3 * w.n_embd + w.q, w.experts, w.recurrent]
     device = [3 * w.n_ff + 2 * w.n_embd, w.experts, w.recurrent]
-    first = [3 * w.n_ff + 2 * w.n_embd + w.q, w.experts, w.recurrent]
+    alone = [3 * w.n_ff + 2 * w.n_embd + w.q, w.experts, w.recurrent]
     if w.heads:
         attention = 2 * w.q if batch.flash_attn else w.q + 2 * (w.k + w.v) + n_kv * w.heads
         host.append(attention + 3 * w.n_embd)
         device.append(attention + 2 * w.n_embd)
-        first.append(attention + 2 * w.n_embd)
+        alone.append(attention + 2 * w.n_embd)
     quantised = batch.type_k not in _PLAIN_KV or batch.type_v not in _PLAIN_KV
     rotated = 4 * u * w.k + _ROTATION_BYTES if quantised and caches else 0
     return Phases(
@@ -170,7 +170,7 @@ def _phases_of(widths: Widths, batch: Batch) -> Phases:
         embedding=4 * u * 2 * w.n_embd,
         host_layers=4 * u * max(host) + rotated,
         device_layers=4 * u * max(device) + rotated,
-        device_first=4 * u * max(first) + rotated,
+        device_alone=4 * u * max(alone) + rotated,
         output=4 * (batch.n_slots * w.n_vocab + 2 * u * w.n_embd),
         output_alone=4 * batch.n_slots * (w.n_vocab + w.n_embd),
         # CUDA's flash attention reads quantised caches through an f16 copy of one layer.

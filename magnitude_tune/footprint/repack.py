@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Final
 
 from magnitude_tune.header.values import Role, TensorGroup
@@ -17,16 +16,16 @@ from magnitude_tune.header.values import Role, TensorGroup
 __all__ = ["Layout", "RepackRules", "expected_extra_buffers"]
 
 _AMX_GROWTH: Final = {
-    "q4_0": Fraction(1),
-    "q4_1": Fraction(1),
-    "q8_0": Fraction(38, 34),
-    "q4_k": Fraction(148, 144),
-    "q5_k": Fraction(180, 176),
-    "q6_k": Fraction(1),
-    "iq4_xs": Fraction(138, 136),
-    "f16": Fraction(1),
+    "q4_0": (1, 1),
+    "q4_1": (1, 1),
+    "q8_0": (38, 34),
+    "q4_k": (148, 144),
+    "q5_k": (180, 176),
+    "q6_k": (1, 1),
+    "iq4_xs": (138, 136),
+    "f16": (1, 1),
 }
-"""Bytes per block in the AMX buffer over bytes per block in the file: some types gain sums or unpacked scales."""
+"""Bytes per block in the AMX buffer and in the file: some types gain sums or unpacked scales."""
 
 _AMX_ROWS: Final = 32
 _AVX2_TYPES: Final = frozenset({"q4_0", "q4_k", "iq4_nl", "mxfp4"})
@@ -84,13 +83,13 @@ class RepackRules:
         total = Layout()
         for group in groups:
             buffer = self._buffer(group)
-            if buffer is None or not group.repackable_bytes:
+            source = min(group.repackable_bytes, group.n_bytes)
+            if buffer is None or source <= 0:
                 continue
-            source = group.repackable_bytes
-            growth = _AMX_GROWTH[group.type_name] if buffer == "amx" else Fraction(1)
+            packed, stored = _AMX_GROWTH[group.type_name] if buffer == "amx" else (1, 1)
             total = total.plus(
                 Layout(
-                    copy=source * growth.numerator // growth.denominator,
+                    copy=source * packed // stored,
                     source=source,
                     tied_source=source if group.role is Role.TOKEN_EMBEDDING else 0,
                     largest_amx=group.largest_bytes if buffer == "amx" else 0,

@@ -86,6 +86,30 @@ def test_rpc_lines_are_met(
         assert _is_close_compute(_mib(footprint, "compute", device), compute[index])
 
 
+@pytest.mark.parametrize(
+    ("split", "weights", "kv", "compute"),
+    [
+        ((9, 10), (170.00, 32.39, 202.77), (0, 16, 23), (11.52, 25.52, 25.52)),
+        ((6, 6), (195.15, 21.34, 188.67), (14, 13, 12), (26.77, 23.52, 23.52)),
+    ],
+)
+def test_two_devices_share_the_layers_as_printed(
+    make: SimpleNamespace,
+    split: tuple[int, int],
+    weights: tuple[float, ...],
+    kv: tuple[float, ...],
+    compute: tuple[float, ...],
+) -> None:
+    """Two RPC devices with `tensor_split`: each has the lines that llama-server printed for it."""
+    machine = make.machine([make.device(name, "rpc", "ram") for name in ("RPC0", "RPC1")])
+    settings = make.settings(n_gpu_layers=sum(split), devices=("RPC0", "RPC1"), tensor_split=split)
+    footprint = footprint_model(make.gemma3_270m(), machine, None).footprint(settings)
+    for index, device in enumerate(("CPU", "RPC0", "RPC1")):
+        assert _mib(footprint, "weights", device) == pytest.approx(weights[index], abs=0.006)
+        assert _mib(footprint, "kv_cache", device) == pytest.approx(kv[index], abs=0.005)
+        assert _is_close_compute(_mib(footprint, "compute", device), compute[index])
+
+
 def test_repacked_copies_are_met(make: SimpleNamespace) -> None:
     """With a mapped file both layouts exist; without one only the rest and the copy (AMX, with and without a split)."""
     machine = make.machine([make.device("RPC0", "rpc", "ram")])
