@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ def store(measurement: Measurement) -> str | None:
     # Statistics cost import time that `resolve`, which only reads, does not have.
     from magnitude_tune.observations.rows import rows_of
 
-    run_id = secrets.token_hex(16)
+    run_id = os.urandom(16).hex()
     rows = rows_of(measurement, run_id)
     if not rows:
         return None

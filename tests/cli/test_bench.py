@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +21,9 @@ from bench.stand_ins import FakeSession, a_header, a_machine, a_resolution, an_e
 from cli.console import MACHINES, run
 
 from magnitude_tune.bench.run import Opener
+from magnitude_tune.bench.values import Progress
 from magnitude_tune.cli.app import main
+from magnitude_tune.cli.bench_progress import LineProgress
 from magnitude_tune.engines.crashes import engine_crash
 from magnitude_tune.engines.sessions import Opened
 from magnitude_tune.engines.values import Launch
@@ -159,6 +162,33 @@ def test_narration_is_on_stderr(
     narrated = capsys.readouterr().err
     assert all(line in narrated for line in lines)
     assert bool(narrated) is bool(lines)
+
+
+def test_on_a_terminal_a_bar_is_drawn_beside_the_result(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bar goes to stderr, the result alone to stdout, and no line of narration is told besides."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert bench("--json") == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["promise"]["verdict"] == "kept"
+    assert "bench:" not in shown.err
+    assert "pp 200 t/s" in shown.err
+    assert "\x1b[3" not in shown.err
+
+
+def test_a_line_is_told_while_one_sample_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
+    """Off a terminal the last state is repeated with the seconds, also when nothing new happens."""
+    with LineProgress(every_seconds=0.01) as report:
+        report(Progress("measuring", 1.0, 60.0, n_samples=3, pp=200.0, tg=40.0))
+        deadline = time.monotonic() + 30
+        told = ""
+        while not re.search(r"t/s, \d+ s", told) and time.monotonic() < deadline:
+            time.sleep(0.01)
+            told += capsys.readouterr().err
+    assert re.search(r"^bench: measuring, 3 samples, pp 200 t/s, tg 40\.0 t/s, \d+ s$", told, re.MULTILINE)
 
 
 def test_overcommit_is_said_loudly(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
