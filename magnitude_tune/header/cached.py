@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from magnitude_tune.errors import HeaderError
-from magnitude_tune.header.read import read_model
-from magnitude_tune.header.shards import model_in, shard_paths
+from magnitude_tune.header.names import shard_paths
 from magnitude_tune.header.values import (
     Attention,
     FileKind,
@@ -37,10 +36,12 @@ def read_model_cached(path: str | os.PathLike[str]) -> ModelHeader:
     """
     where = os.fspath(path)
     if Path(where).is_dir():
+        from magnitude_tune.header.shards import model_in
+
         where = model_in(where)
     key = _key(where)
     if key is None:
-        return read_model(where)
+        return _read(where)
     name = f"header-{hashlib.sha256(os.path.abspath(where).encode(errors='surrogateescape')).hexdigest()[:24]}"  # noqa: PTH100 - links keep their names
     stored = read_cached(name, key)
     if stored is not None:
@@ -48,9 +49,16 @@ def read_model_cached(path: str | os.PathLike[str]) -> ModelHeader:
             return _from_json(cast("dict[str, Any]", stored), where)
         except (LookupError, TypeError, ValueError):
             pass
-    header = read_model(where)
+    header = _read(where)
     write_cached(name, key, _to_json(header))
     return header
+
+
+def _read(path: str) -> ModelHeader:
+    # Imported here: from a warm cache, `resolve` needs none of the reader.
+    from magnitude_tune.header.read import read_model
+
+    return read_model(path)
 
 
 def _key(path: str) -> str | None:

@@ -9,8 +9,6 @@ from typing import Final
 
 from magnitude_tune.errors import HeaderError
 from magnitude_tune.header.kinds import require_complete, require_runnable
-from magnitude_tune.header.model import describe
-from magnitude_tune.header.shards import model_in, read_shards
 from magnitude_tune.header.values import ModelHeader, RawHeader
 from magnitude_tune.units import MIB
 
@@ -28,6 +26,10 @@ def read_model(path: str | os.PathLike[str]) -> ModelHeader:
     Raises:
         HeaderError: no GGUF, damaged, incomplete in its header, a shard missing, or facts that cannot be.
     """
+    # Imported here: `resolve` imports this module for `require_runnable`, and reads from the cache.
+    from magnitude_tune.header.model import describe
+    from magnitude_tune.header.shards import model_in, read_shards
+
     where = os.fspath(path)
     if Path(where).is_dir():
         where = model_in(where)

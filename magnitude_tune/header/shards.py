@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -12,38 +11,14 @@ from magnitude_tune.errors import HeaderError
 from magnitude_tune.header.cursor import MAX_HEADER_BYTES
 from magnitude_tune.header.facts import Facts
 from magnitude_tune.header.kinds import kind_of
+from magnitude_tune.header.names import shard_paths
 from magnitude_tune.header.raw import MAX_ENTRIES, read_raw
 from magnitude_tune.header.values import FileKind, RawHeader
 
-__all__ = ["model_in", "read_shards", "shard_paths"]
+__all__ = ["model_in", "read_shards"]
 
-_SPLIT_NAME: Final = re.compile(
-    r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL | re.IGNORECASE
-)
-_MAX_SHARDS: Final = 999
 _MAX_CANDIDATES: Final = 32
 _SHOWN: Final = 8
-
-
-def shard_paths(path: str) -> tuple[str, ...]:
-    """All files of the model that `path` is a file of, by its name; links keep their names.
-
-    Raises:
-        HeaderError: the name cannot be one of a split model (`name-00001-of-00003.gguf`).
-    """
-    folder, name = os.path.split(path)
-    match = _SPLIT_NAME.fullmatch(name)
-    if not match:
-        return (path,)
-    number, count = int(match["number"]), int(match["count"])
-    if not 1 <= number <= count <= _MAX_SHARDS:
-        raise HeaderError(
-            f"the name says part {number} of {count}",
-            where=path,
-            hint="parts are numbered from 00001 on; give the file the name it was published under",
-        )
-    names = (f"{match['prefix']}-{index:05d}-of-{count:05d}{name[-5:]}" for index in range(1, count + 1))
-    return tuple(os.path.join(folder, name) for name in names)  # noqa: PTH118 - Path would drop a leading `./`
 
 
 def read_shards(path: str) -> tuple[RawHeader, ...]:
@@ -132,9 +107,11 @@ def model_in(folder: str) -> str:
         HeaderError: there is none, or more than one.
     """
     try:
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(".gguf"))
+        found = [entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(".gguf")]
     except OSError as error:
         raise HeaderError(f"cannot be listed: {error.strerror}", where=folder, hint="name the file itself") from error
+    # Hidden ones are a file system's or a downloader's own.
+    names = [name for name in found if not name.startswith(".")]
     firsts = sorted({shard_paths(str(Path(folder) / name))[0] for name in names})
     if len(firsts) > _MAX_CANDIDATES:
         raise HeaderError(f"{len(firsts)} GGUF files are in this folder", where=folder, hint="name one of them")
@@ -142,8 +119,8 @@ def model_in(folder: str) -> str:
     if not models:
         raise HeaderError("no GGUF model is in this folder", where=folder, hint="name the .gguf file itself")
     if len(models) > 1:
-        found = _list_of(Path(first).name for first in models)
-        raise HeaderError(f"{len(models)} models are in this folder: {found}", where=folder, hint="name one of them")
+        listed = _list_of(Path(first).name for first in models)
+        raise HeaderError(f"{len(models)} models are in this folder: {listed}", where=folder, hint="name one of them")
     return models[0]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from magnitude_tune import storage
-from magnitude_tune.header import cached
+from magnitude_tune.header import read
 from magnitude_tune.header.cached import read_model_cached
 from magnitude_tune.header.read import read_model
 
@@ -23,7 +23,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         paths.append(path)
         return read_model(path)
 
-    monkeypatch.setattr(cached, "read_model", reading)
+    monkeypatch.setattr(read, "read_model", reading)
     return paths
 
 

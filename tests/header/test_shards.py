@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 
 from magnitude_tune.errors import HeaderError
+from magnitude_tune.header.names import shard_paths
 from magnitude_tune.header.read import read_model, require_runnable
-from magnitude_tune.header.shards import shard_paths
 
 TENSOR_BYTES = 32 * 64 * 4
 
@@ -53,6 +54,22 @@ def test_any_part_stands_for_the_whole(split: Callable[..., list[Path]]) -> None
     assert header.file_bytes == sum(path.stat().st_size for path in paths)
     assert [shard.path for shard in header.shards] == [str(path) for path in paths]
     require_runnable(header)
+
+
+def test_sizes_are_those_of_all_parts(tmp_path: Path, raw: Any) -> None:
+    """Four parts of a 0.876 GB model, the first of 0.232 GB: the whole is 0.876 GB, whichever part is given."""
+    sizes = (232_000_000, 232_000_000, 232_000_000, 180_000_000)
+    for index, size in enumerate(sizes):
+        keys = [raw.key("split.no", u16(index)), raw.key("split.count", u16(4))]
+        row = raw.tensor(f"blk.0.part{index}.weight", (size // 2000, 1000), 1, 0)
+        path = tmp_path / f"big-{index + 1:05d}-of-00004.gguf"
+        head = raw.file([*(raw.least_keys if not index else []), *keys], [row])
+        path.write_bytes(head)
+        # The weights are a hole in the file: it takes no room.
+        os.truncate(path, len(head) + size)
+    header = read_model(tmp_path / "big-00002-of-00004.gguf")
+    assert (header.tensor_bytes, header.n_params) == (876_000_000, 438_000_000)
+    assert header.complete
 
 
 def test_missing_parts_are_named(split: Callable[..., list[Path]]) -> None:

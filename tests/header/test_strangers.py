@@ -94,11 +94,14 @@ def test_a_header_cut_short_is_incomplete_wherever_it_is_cut(tmp_path: Path, tin
             read_raw(path)
 
 
-def test_the_second_half_of_a_cut_up_download_is_no_model(tmp_path: Path, tiny: Callable[[str], Path]) -> None:
-    """Field report B16: a `.part2of2` does not begin as a GGUF, and the advice is to join the parts."""
-    path = tmp_path / "model.gguf.part2of2"
-    path.write_bytes(tiny("llama").read_bytes()[3000:])
-    assert "joined" in str(refusal(path).hint)
+def test_halves_of_a_cut_up_download_are_no_models(tmp_path: Path, tiny: Callable[[str], Path]) -> None:
+    """Field report B16: `.part1of2` lacks bytes; `.part2of2` does not begin as a GGUF and must be joined first."""
+    content = tiny("llama").read_bytes()
+    first, second = tmp_path / "model.gguf.part1of2", tmp_path / "model.gguf.part2of2"
+    first.write_bytes(content[:-5000])
+    second.write_bytes(content[-5000:])
+    assert "bytes are missing of" in refusal(first).what
+    assert "joined" in str(refusal(second).hint)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +151,7 @@ def test_a_folder_gives_its_one_model(tmp_path: Path, raw: Any, model_writer: Ca
     (tmp_path / "a-mmproj.gguf").write_bytes(projector)
     (tmp_path / "b-imatrix.gguf").write_bytes(raw.file([raw.key("general.type", "imatrix")]))
     (tmp_path / "readme.md").write_text("not a model")
+    (tmp_path / "._model.gguf").write_bytes(b"a file system's own")
     path = model_writer(tmp_path / "model.gguf", "llama")
     assert read_model(tmp_path).path == str(path)
 
