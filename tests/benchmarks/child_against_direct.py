@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def compare(session: llama_cpp_python.LlamaCppPythonSession, direct: subprocess.Popen[str], rounds: int) -> None:
-    """Take turns, the first round as warm-up, and print one line for each kind of work."""
+    """Take turns in alternating order, the first round as warm-up, and print one line for each kind of work."""
     # Short turns: what else the machine does then hits both sides of a round alike.
     for label, kind, n_tokens, work in (
         ("pp256", "prompt", 256, session.prompt),
@@ -92,9 +92,12 @@ def compare(session: llama_cpp_python.LlamaCppPythonSession, direct: subprocess.
     ):
         ours: list[float] = []
         theirs: list[float] = []
-        for _ in range(rounds + 1):
+        for turn in range(rounds + 1):
+            if turn % 2:
+                theirs.append(asked(direct, f"{kind} {n_tokens}"))
             ours.append(work(n_tokens).rate)
-            theirs.append(asked(direct, f"{kind} {n_tokens}"))
+            if not turn % 2:
+                theirs.append(asked(direct, f"{kind} {n_tokens}"))
         child, loop = statistics.median(ours[1:]), statistics.median(theirs[1:])
         print(f"{label}: child {child:.1f} t/s, direct {loop:.1f} t/s, ratio {child / loop:.3f}")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from magnitude_tune.engines.decoding import Decoder, DecodingError, BufferOverride
+from magnitude_tune.engines.decoding import BufferOverride, Decoder, DecodingError
 
 SETTINGS = {
     "n_gpu_layers": 0,
