@@ -20,6 +20,7 @@ _EMBEDDED_BASE: Final = 22 * MIB
 _SERVER_BASE: Final = 28 * MIB
 _BYTES_PER_TOKEN: Final = 168
 _BYTES_PER_MERGE: Final = 128
+_PROCESS_DOUBT_PERCENT: Final = 15
 _DEVICE_OVERHEAD: Final = {
     "cuda": 512 * MIB,
     "rocm": 512 * MIB,
@@ -43,7 +44,9 @@ class HostCosts:
 
     def parts(self, places: tuple[int, ...], cache_ram: int) -> list[Part]:
         """Terms for the used devices' places and a prompt cache of at most `cache_ram` MiB."""
-        parts = [Part("process", HOST, self._process, self._process, "estimated", _PROCESS_RULE)]
+        # Budgets hold the upper end of the estimate.
+        reserved = self._process + self._process * _PROCESS_DOUBT_PERCENT // 100
+        parts = [Part("process", HOST, reserved, self._process, "estimated", _PROCESS_RULE)]
         if cache_ram > 0 and self._has_prompt_cache:
             parts.append(Part("prompt_cache", HOST, cache_ram * MIB, 0, "bounded", _CACHE_RULE))
         for place in places:
