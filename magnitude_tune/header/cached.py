@@ -25,7 +25,7 @@ from magnitude_tune.storage import read_cached, write_cached
 __all__ = ["read_model_cached"]
 
 # Raised by one whenever the rules that derive facts change: stored facts are then read again.
-_RULES = 1
+_RULES = 2
 
 
 def read_model_cached(path: str | os.PathLike[str]) -> ModelHeader:

@@ -83,6 +83,7 @@ def describe(shards: tuple[RawHeader, ...], content_hash: str) -> ModelHeader:
         tied_output=shape.tied_output,
         has_chat_template=_has_chat_template(first),
         has_end_token=any(facts.whole(f"tokenizer.ggml.{name}_token_id") is not None for name in ("eos", "eot")),
+        n_merges=facts.length("tokenizer.ggml.merges") or 0,
         n_tensors=len(tensors),
         n_params=_total(facts, "parameters", [group.n_params for group in shape.groups]),
         tensor_bytes=_total(facts, "bytes", [group.n_bytes for group in shape.groups]),

@@ -13,7 +13,7 @@ from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 from magnitude_tune.footprint.model import footprint_model
 from magnitude_tune.header.cached import read_model_cached
-from magnitude_tune.header.read import require_runnable
+from magnitude_tune.header.kinds import require_runnable
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.pipeline.engine_choice import choose_engine, machine_for_engine
 from magnitude_tune.pipeline.layers import build_request, config_layer, environment_layer, flag_layer, user_layer
