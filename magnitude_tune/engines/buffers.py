@@ -12,7 +12,7 @@ from typing import Final
 from magnitude_tune.engines.values import BufferKind, BufferLine
 from magnitude_tune.units import GIB, KIB, MIB
 
-__all__ = ["is_buffer_of", "parse_buffers"]
+__all__ = ["parse_buffers"]
 
 _LINE: Final = re.compile(
     r"^[^\n]*?:\s+(?P<buffer>\S{1,128})\s+(?P<kind>model|KV|RS|compute|output) buffer size\s*=\s*"
@@ -27,7 +27,6 @@ _KINDS: Final[dict[str, BufferKind]] = {
     "output": "output",
 }
 _UNITS: Final = {"KiB": KIB, "MiB": MIB, "GiB": GIB}
-_REMOTE: Final = re.compile(r"^(RPC\d*)\[[^\]]*\]$")
 
 
 def parse_buffers(log: str) -> tuple[BufferLine, ...]:
@@ -39,9 +38,3 @@ def parse_buffers(log: str) -> tuple[BufferLine, ...]:
         BufferLine(found["buffer"], _KINDS[found["kind"]], round(float(found["size"]) * _UNITS[found["unit"]]))
         for found in _LINE.finditer(log)
     )
-
-
-def is_buffer_of(line: BufferLine, device: str) -> bool:
-    """Whether a buffer lies on that device: `CUDA0` holds `CUDA0`, not `CUDA_Host`; `RPC0` holds `RPC0[host:port]`."""
-    remote = _REMOTE.match(line.buffer)
-    return (remote[1] if remote else line.buffer) == device

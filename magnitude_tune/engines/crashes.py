@@ -39,7 +39,9 @@ _OUT_OF_MEMORY: Final = re.compile(
     r"|ErrorOutOfMemory|insufficient memory|not enough memory|cannot allocate memory|std::bad_alloc",
     re.IGNORECASE,
 )
-_OF_THE_HOST: Final = re.compile(r"(?<![a-z])cpu|OutOfHostMemory|cannot allocate memory|bad_alloc|host memory", re.IGNORECASE)
+_OF_THE_HOST: Final = re.compile(
+    r"(?<![a-z])cpu|OutOfHostMemory|cannot allocate memory|bad_alloc|host memory", re.IGNORECASE
+)
 _CAUSE: Final = re.compile(
     r"\b(?:error|failed|unable|cannot|aborted|assert|exception|invalid|unsupported|requires|unknown model|no module)\b",
     re.IGNORECASE,
