@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import accumulate
 from operator import add, sub
@@ -108,12 +107,12 @@ def model_costs(header: ModelHeader, repackable: Repackable) -> ModelCosts:
     for group in header.groups:
         if group.block is None:
             if group.role in _READ or (header.tied_output and group.role is Role.TOKEN_EMBEDDING):
-                _add_dense(output, group, repackable)
+                _add_dense(output, group, repackable.output)
         elif 0 <= group.block < last:
             if group.role is Role.EXPERT_FFN:
-                _add_experts(blocks[group.block], group, share, repackable)
+                _add_experts(blocks[group.block], group, share, repackable.experts)
             elif group.role in _READ:
-                _add_dense(blocks[group.block], group, repackable)
+                _add_dense(blocks[group.block], group, repackable.dense)
     for layer, block in zip(header.layers[:last], blocks, strict=False):
         block["blocks"] = 1.0
         _add_attention(block, layer, header.sliding_window)
@@ -141,26 +140,26 @@ def _used_share(header: ModelHeader) -> float:
     return min(1.0, max(moe.expert_used_count, 1) / moe.expert_count)
 
 
-def _add_dense(cost: dict[str, float], group: TensorGroup, repackable: Repackable) -> None:
+def _add_dense(cost: dict[str, float], group: TensorGroup, repacked: frozenset[str]) -> None:
     cost["dense_bytes"] += group.n_bytes
     cost["dense_flops"] += 2.0 * group.n_params
-    part = _repacked_part(group, repackable.dense)
+    part = _repacked_part(group, repacked)
     cost["repack_flops"] += 2.0 * group.n_params * part
     cost["repack_bytes"] += group.n_bytes * part
 
 
-def _add_experts(cost: dict[str, float], group: TensorGroup, share: float, repackable: Repackable) -> None:
+def _add_experts(cost: dict[str, float], group: TensorGroup, share: float, repacked: frozenset[str]) -> None:
     cost["expert_blocks"] = 1.0
     cost["expert_bytes"] += group.n_bytes
     cost["expert_read_bytes"] += group.n_bytes * share
     cost["expert_flops"] += 2.0 * group.n_params * share
-    part = _repacked_part(group, repackable.experts)
+    part = _repacked_part(group, repacked)
     cost["expert_repack_flops"] += 2.0 * group.n_params * share * part
     cost["expert_repack_bytes"] += group.n_bytes * part
 
 
-def _repacked_part(group: TensorGroup, types: Iterable[str]) -> float:
-    return min(1.0, group.repackable_bytes / group.n_bytes) if group.type_name in types and group.n_bytes else 0.0
+def _repacked_part(group: TensorGroup, types: frozenset[str]) -> float:
+    return min(1.0, group.repackable_bytes / group.n_bytes) if group.n_bytes and group.type_name in types else 0.0
 
 
 def _add_attention(cost: dict[str, float], layer: LayerKv, window: int) -> None:

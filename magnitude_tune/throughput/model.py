@@ -55,7 +55,8 @@ class PhysicsModel:
         coefficients: Coefficients,
         evidence: tuple[Evidence, ...],
     ) -> None:
-        repackable = repackable_types(engine.extra_buffers if engine else None, machine.cpu.features)
+        layouts = engine.extra_buffers if engine else None
+        repackable = repackable_types(layouts, machine.cpu.features, header.n_vocab)
         self._header = header
         self._coefficients = coefficients
         self._disk = machine.disk_bandwidth

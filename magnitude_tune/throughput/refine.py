@@ -108,7 +108,7 @@ def calibrate(
     pp = [(item.settings, item.pp) for item in evidence if item.pp is not None and _usable(item.pp)]
     ready: dict[tuple[object, ...], tuple[float, ...]] = {}
     for item in evidence:
-        if item.ready_seconds is not None and item.ready_seconds > 0:
+        if item.ready_seconds is not None and 0 < item.ready_seconds < math.inf:
             key = exact_key(item.settings, "ready", 0)
             ready[key] = (*ready.get(key, ()), item.ready_seconds)
     return Calibration(
