@@ -16,9 +16,8 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, Self
+from typing import IO, Final, NamedTuple, Self
 
 __all__ = ["Child", "Completed", "GroupMemory", "child_environment", "run", "start"]
 
@@ -37,8 +36,7 @@ _PYTHON_GUARD_SCRIPT: Final = (
 _DROPPED_PREFIX: Final = "LLAMA_ARG_"
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(NamedTuple):
     """How a command ended. Return code None: timed out and killed; 126: not executable; 127: not found.
 
     A negative return code is the signal that ended it.
@@ -49,8 +47,7 @@ class Completed:
     stderr: str
 
 
-@dataclass(frozen=True, slots=True)
-class GroupMemory:
+class GroupMemory(NamedTuple):
     """Memory of a process group in bytes: sums over its living members. The peak is the sum of the members' peaks."""
 
     anonymous_bytes: int

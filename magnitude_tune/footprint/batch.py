@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 __all__ = ["Batch", "Cells", "cells"]
@@ -36,8 +35,7 @@ def cells(n_ctx: int, n_parallel: int, kv_unified: bool, n_ubatch: int, sliding_
     return Cells(full, _padded(min(full, window)), 1 if kv_unified else slots)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """`n_tokens` of a micro batch, one row of logits for each of `n_slots`, and the cache they read."""
 
     n_tokens: int

@@ -21,8 +21,7 @@ or output if that is larger.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.footprint.batch import Batch
 from magnitude_tune.footprint.parts import HOST, Part
@@ -39,8 +38,7 @@ _ROTATION_BYTES: Final = 64 * 1024
 _PLAIN_KV: Final = frozenset({"f32", "f16", "bf16"})
 
 
-@dataclass(frozen=True, slots=True)
-class Widths:
+class Widths(NamedTuple):
     """The widths of a model that decide its compute buffers, in elements: the largest over its blocks."""
 
     n_embd: int
@@ -83,8 +81,7 @@ class Widths:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Phases:
+class Phases(NamedTuple):
     """Bytes of the phases of one graph, on the host and on a device."""
 
     shared: int

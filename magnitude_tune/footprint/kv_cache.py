@@ -6,9 +6,8 @@ cache lies where the layer lies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.errors import UsageError
 from magnitude_tune.footprint.batch import Batch
@@ -25,8 +24,7 @@ _RECURRENT: Final = frozenset({Attention.RECURRENT, Attention.HYBRID})
 _F32_BYTES: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class _PerCell:
+class _PerCell(NamedTuple):
     """Bytes of one cell in all blocks before each block: full layers and sliding ones apart."""
 
     full: tuple[int, ...]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.errors import HeaderError, UsageError
 from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
@@ -63,8 +62,7 @@ def footprint_model(header: ModelHeader, machine: Fingerprint, engine: EngineFac
     return _Model(header, machine, engine)
 
 
-@dataclass(frozen=True, slots=True)
-class _Priced:
+class _Priced(NamedTuple):
     """One section of the terms with its reserved bytes summed by pool and by device."""
 
     parts: tuple[Part, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from magnitude_tune.errors import UsageError
 from magnitude_tune.footprint.parts import HOST
@@ -11,8 +11,7 @@ from magnitude_tune.footprint.parts import HOST
 __all__ = ["Placement", "Span", "place_layers"]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Blocks `first` up to and without `end` at one place; empty where only the output layer is there."""
 
     place: int
@@ -21,8 +20,7 @@ class Span:
     holds_output: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where everything is: the blocks the CPU keeps (from 0 on), and one span per used device, in their order."""
 
     host_blocks: int

@@ -8,8 +8,7 @@ CPU_REPACK. The buffers are tried in the order in which the engine lists them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.header.values import Role, TensorGroup
 
@@ -35,8 +34,7 @@ _DOT_PRODUCT_FLAGS: Final = frozenset({"asimddp", "dotprod", "i8mm"})
 _AMX_FLAGS: Final = frozenset({"amx_int8", "avx512_vnni"})
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Repacked matrices in bytes: their copies, their sources in the file, and the largest read at once.
 
     `tied_source`: the part of `source` that is the token embedding of a tied output: it also stays as it was.

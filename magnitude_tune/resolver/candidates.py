@@ -7,7 +7,7 @@ curve over magnitudes and the needed magnitude are filters over one table.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from magnitude_tune.header.values import ModelHeader
@@ -16,17 +16,19 @@ from magnitude_tune.request import LoadMode, Settings, Workload
 from magnitude_tune.resolver.placements import Placement, placements
 from magnitude_tune.resolver.subject import Subject
 
-__all__ = ["Base", "Candidate", "Search", "Shape", "Table", "build_table", "thread_counts"]
+__all__ = ["TIE", "Base", "Candidate", "Search", "Shape", "Table", "build_table", "thread_counts"]
 
 UBATCHES: Final = (64, 128, 256, 512, 1024, 2048)
 BATCH: Final = 512
 """n_batch is at least this, so that only ubatches beyond it move it."""
 
+TIE: Final = 0.03
+"""Rows within 3 % of the best turn time count as equally fast."""
+
 _EVERY_COUNT_UP_TO: Final = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(NamedTuple):
     """What answers depend on: context, slots and KV types. Only a concession changes it."""
 
     n_ctx: int
@@ -37,8 +39,7 @@ class Shape:
     concessions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
+class Base(NamedTuple):
     """Settings but for threads, with what they reserve: bytes per pool and per capped device."""
 
     settings: Settings
@@ -58,8 +59,7 @@ class Candidate(NamedTuple):
     reserved: int
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """The priced candidates of one shape."""
 
     shape: Shape
@@ -84,8 +84,7 @@ def thread_counts(usable: int) -> tuple[int, ...]:
     return tuple(sorted(counts))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
+class Search(NamedTuple):
     """What the candidates are made for."""
 
     subject: Subject
@@ -224,17 +223,21 @@ class _ThreadPairs:
         self.counts = tuple(sorted({*self._threads, *self._threads_batch}))
 
     def of(self, tg: Mapping[int, float]) -> Iterator[tuple[int, int]]:
-        """For each count of prompt threads: as many for decoding, and the fewest that decode as fast."""
+        """For each count of prompt threads the decode threads that are fastest, and the fewest nearly as fast.
+
+        Any other pair with that count is slower and takes more threads than one of these.
+        """
         if not self._free:
             yield from ((t, tb) for t in self._threads for tb in self._threads_batch)
             return
-        fastest = self._threads[0]
-        for count in self._threads:
-            if tg[count] < tg[fastest] * (1 - 1e-9):
-                fastest = count
-            yield count, count
-            if fastest != count:
-                yield fastest, count
+        for position, count in enumerate(self._threads):
+            tried = self._threads[: position + 1]
+            best = min(tg[t] for t in tried)
+            fastest = next(t for t in tried if tg[t] <= best * (1 + 1e-9))
+            fewest = next(t for t in tried if tg[t] <= best * (1 + TIE))
+            yield fastest, count
+            if fewest != fastest:
+                yield fewest, count
 
     def tg_seconds(self, settings: Settings) -> dict[int, float]:
         """Seconds a generated token takes, by decode threads."""

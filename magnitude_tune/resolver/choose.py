@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.fingerprint.values import Device, Fingerprint
-from magnitude_tune.resolver.candidates import Base, Candidate, Table
+from magnitude_tune.resolver.candidates import TIE, Base, Candidate, Table
 
 __all__ = ["Limits", "best_turn", "choose", "limits_of"]
-
-TIE: Final = 0.03
-"""Rows within 3 % of the best turn time count as equally fast."""
 
 _MU_SLACK: Final = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Bytes that may be reserved now: per pool (available - floor) and per accelerator (its own cap)."""
 
     pools: tuple[float, ...]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 from magnitude_tune.header.values import ModelHeader
@@ -35,8 +34,7 @@ def conceding_shapes(request: Request, header: ModelHeader, wanted: Shape) -> It
     shape = wanted
     if "kv_quantisation" in request.concessions and header.flash_attn and header.causal:
         for kv_type in _QUANTISED:
-            shape = replace(
-                shape,
+            shape = shape._replace(
                 type_k=kv_type,
                 type_v=kv_type,
                 concessions=(f"KV cache in {kv_type} instead of {wanted.type_k}",),
@@ -46,8 +44,8 @@ def conceding_shapes(request: Request, header: ModelHeader, wanted: Shape) -> It
     if "smaller_context" in request.concessions:
         while shape.n_ctx // 2 >= SMALLEST_CONTEXT * shape.n_parallel:
             n_ctx = shape.n_ctx // 2
-            shape = replace(
-                shape, n_ctx=n_ctx, concessions=(*given, f"context of {n_ctx} instead of {wanted.n_ctx} tokens")
+            shape = shape._replace(
+                n_ctx=n_ctx, concessions=(*given, f"context of {n_ctx} instead of {wanted.n_ctx} tokens")
             )
             yield shape
     given = shape.concessions
@@ -62,4 +60,4 @@ def _fewer_slots(shape: Shape, wanted: Shape, given: tuple[str, ...]) -> Shape:
     slots = shape.n_parallel // 2
     n_ctx = shape.n_ctx if shape.kv_unified else shape.n_ctx // shape.n_parallel * slots
     note = f"{slots} slots instead of {wanted.n_parallel}"
-    return replace(shape, n_parallel=slots, n_ctx=n_ctx, concessions=(*given, note))
+    return shape._replace(n_parallel=slots, n_ctx=n_ctx, concessions=(*given, note))

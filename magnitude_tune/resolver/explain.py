@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.header.values import ModelHeader
@@ -17,8 +17,7 @@ from magnitude_tune.resolver.values import Reason
 __all__ = ["Explained", "given_up", "reasons"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explained:
+class Explained(NamedTuple):
     """What the explanation looks at."""
 
     request: Request

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 from magnitude_tune.errors import DoesNotFitError
@@ -45,9 +44,9 @@ def refusal(
     terms = [term for term in footprint.footprint(base.settings).terms if term.pool == pool.name]
     largest = max(terms, key=lambda term: term.reserved_bytes)
     what = (
-        f"the model does not fit at magnitude {shown_magnitude(m)}: the smallest plan reserves {format_bytes(needs)} of "
-        f"{pool.name}, {format_bytes(max(0.0, budget))} may be used "
-        f"({format_bytes(pool.available_bytes)} available of {format_bytes(pool.total_bytes)}, "
+        f"the model does not fit at magnitude {shown_magnitude(m)}: "
+        f"the smallest plan reserves {format_bytes(needs)} of {pool.name}, "
+        f"{format_bytes(max(0.0, budget))} may be used ({format_bytes(pool.available_bytes)} available of {format_bytes(pool.total_bytes)}, "
         f"{format_bytes(pool.floor_bytes)} kept free); "
         f"the largest term is {largest.name} with {format_bytes(largest.reserved_bytes)}"
     )
@@ -62,7 +61,8 @@ def _too_many_threads(row: Candidate, m: float, machine: Fingerprint) -> DoesNot
     mu = magnitude_of_threads(wanted, usable)
     needs = f"needs magnitude {math.ceil(10 * mu) / 10:g}" if math.isfinite(mu) else "is more than there are"
     return DoesNotFitError(
-        f"{wanted} threads do not fit at magnitude {shown_magnitude(m)}: {usable} cores are usable, and {wanted} {needs}",
+        f"{wanted} threads do not fit at magnitude {shown_magnitude(m)}: "
+        f"{usable} cores are usable, and {wanted} {needs}",
         hint="leave n_threads and n_threads_batch unset",
     )
 
@@ -90,7 +90,7 @@ def _nearest(table: Table, base: Base, m: float, limits: Limits, table_for: Call
         return f"--magnitude {mu:g} would fit{beyond}"
     if (n_ctx := _largest_context(table.shape, m, limits, table_for)) is not None:
         return f"--n-ctx {n_ctx} would fit"
-    smallest = replace(table.shape, n_ctx=_CONTEXT_STEP * table.shape.n_parallel, type_k="q8_0", type_v="q8_0")
+    smallest = table.shape._replace(n_ctx=_CONTEXT_STEP * table.shape.n_parallel, type_k="q8_0", type_v="q8_0")
     if _fits(table_for(smallest), m, limits):
         return f"--n-ctx {smallest.n_ctx} with type_k and type_v q8_0 would fit"
     return None
@@ -102,7 +102,7 @@ def _largest_context(shape: Shape, m: float, limits: Limits, table_for: Callable
     low, high = 0, (shape.n_ctx - 1) // step
     while low < high:
         middle = (low + high + 1) // 2
-        if _fits(table_for(replace(shape, n_ctx=middle * step)), m, limits):
+        if _fits(table_for(shape._replace(n_ctx=middle * step)), m, limits):
             low = middle
         else:
             high = middle - 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from magnitude_tune.errors import DoesNotFitError
 from magnitude_tune.findings import Finding
@@ -27,8 +28,7 @@ from magnitude_tune.resolver.values import Magnitudes, PoolUse, Resolution
 __all__ = ["resolve"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
+class _Choice(NamedTuple):
     """A row of a table, chosen at magnitude `m`."""
 
     table: Table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 from magnitude_tune.footprint.values import FootprintModel
@@ -12,8 +12,7 @@ from magnitude_tune.throughput.values import SpeedModel
 __all__ = ["Subject"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class Subject(NamedTuple):
     """A model on a machine with an engine, and what predicts it.
 
     `machine.devices` are those that the engine can use; `engine` is None where none is known: then settings are
