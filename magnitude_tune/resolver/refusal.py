@@ -46,7 +46,8 @@ def refusal(
     what = (
         f"the model does not fit at magnitude {shown_magnitude(m)}: "
         f"the smallest plan reserves {format_bytes(needs)} of {pool.name}, "
-        f"{format_bytes(max(0.0, budget))} may be used ({format_bytes(pool.available_bytes)} available of {format_bytes(pool.total_bytes)}, "
+        f"{format_bytes(max(0.0, budget))} may be used "
+        f"({format_bytes(pool.available_bytes)} available of {format_bytes(pool.total_bytes)}, "
         f"{format_bytes(pool.floor_bytes)} kept free); "
         f"the largest term is {largest.name} with {format_bytes(largest.reserved_bytes)}"
     )
