@@ -1,4 +1,7 @@
-"""What the host and each accelerator of a machine reach: facts of the machine times the stated efficiencies."""
+"""What the host and each accelerator of a machine reach: facts of the machine times the stated efficiencies.
+
+Efficiencies enter here and nowhere else: everything after this works with effective rates.
+"""
 
 from __future__ import annotations
 

@@ -94,6 +94,17 @@ def test_b23_threads_help_until_the_bandwidth_is_drawn(build: Any, shipped: Coef
     assert rates == sorted(rates)
 
 
+def test_one_core_draws_only_its_share_of_the_bandwidth(build: Any, shipped: Coefficients) -> None:
+    """Where memory binds, one of 8 cores draws the stated share, and as many as fill the bandwidth draw all of it."""
+    header = build.header(layers=NO_KV * 16)
+    share = shipped.cpu.core_bandwidth_share
+    perfect = model(build, build.plain(shipped), header, build.machine(cores=8))
+    times = [perfect.tg_seconds(build.settings(), n) for n in (1, 2, 3, 8)]
+    assert times[0] / times[-1] == pytest.approx(1 / share, rel=1e-6)
+    assert times[1] / times[-1] == pytest.approx(1 / (2 * share), rel=1e-6)
+    assert times[2] == times[3]
+
+
 def test_b04_threads_beyond_the_usable_cores_never_help(build: Any, shipped: Coefficients) -> None:
     """Field reports B04 and B23: all hyperthreads of 8 cores (or of 16 with SMT8) decode slower than the cores."""
     for cores, threads in ((8, 16), (16, 128)):
@@ -134,12 +145,16 @@ def test_layers_are_split_in_order_of_the_devices(build: Any, shipped: Coefficie
 
 
 def test_crossings_cost_time(build: Any, shipped: Coefficients) -> None:
-    """A slow link to the second card makes a split slower; one card needs no such crossing."""
-    slow = build.accelerator("CUDA1", link_bandwidth=Fact(1e7, "stated"))
-    speed = model(build, shipped, build.header(), build.machine(build.accelerator(), slow))
+    """Activations go over the link of each device in use: a slow one costs what they weigh, for each token."""
+    header = build.header()
     split = build.settings(n_gpu_layers=17, devices=("CUDA0", "CUDA1"), tensor_split=(9, 8))
-    alone = build.settings(n_gpu_layers=17, devices=("CUDA0",))
-    assert speed.tg_seconds(split, 8) > speed.tg_seconds(alone, 8) + 2048 * 4 / 1e7
+    times = []
+    for rate in (1e15, 1e7):
+        cards = build.accelerator("CUDA0", link_bandwidth=Fact(rate, "stated")), build.accelerator("CUDA1")
+        speed = model(build, shipped, header, build.machine(*cards))
+        times.append((speed.tg_seconds(split, 8), speed.pp_seconds(split, 8, 512)))
+    assert times[1][0] - times[0][0] == pytest.approx(2048 * 4 / 1e7, rel=1e-6)
+    assert times[1][1] - times[0][1] == pytest.approx(512 * 2048 * 4 / 1e7, rel=1e-6)
 
 
 def test_a_device_over_a_network_pays_its_round_trips(build: Any, shipped: Coefficients) -> None:
@@ -225,7 +240,8 @@ def test_host_weights_go_over_the_link_for_batches_of_32(build: Any, shipped: Co
         for rate in (1e9, 1e11)
     )
     assert slow.pp_seconds(half, 8, 512) > 2 * fast.pp_seconds(half, 8, 512)
-    tiny = replace(half, n_ubatch=31)
+    least, tiny = replace(half, n_ubatch=32), replace(half, n_ubatch=31)
+    assert slow.pp_seconds(least, 8, 512) > 2 * fast.pp_seconds(least, 8, 512)
     assert slow.pp_seconds(tiny, 8, 512) < 1.5 * fast.pp_seconds(tiny, 8, 512)
     assert slow.pp_seconds(tiny, 1, 512) > 2 * slow.pp_seconds(tiny, 8, 512)
 
@@ -265,8 +281,20 @@ def test_repacking_gains_nothing_without_a_layout(
 def test_a_cards_host_buffer_takes_the_weights_before_repacking(build: Any, shipped: Coefficients) -> None:
     """With a CUDA card in use the host's weights are not repacked."""
     speed = model(build, shipped, build.header(), build.machine(build.accelerator()), engine=build.engine("cpu_repack"))
-    on, off = (build.settings(n_gpu_layers=9, devices=("CUDA0",), repack=repack) for repack in (True, False))
-    assert speed.tg_seconds(on, 8) == speed.tg_seconds(off, 8)
+    on, off = (
+        build.settings(n_gpu_layers=9, devices=("CUDA0",), repack=repack, n_ubatch=31) for repack in (True, False)
+    )
+    assert speed.tg_seconds(on, 1) == speed.tg_seconds(off, 1)
+    assert speed.pp_seconds(on, 1, 512) == speed.pp_seconds(off, 1, 512)
+
+
+def test_beside_rpc_the_hosts_weights_are_repacked(build: Any, shipped: Coefficients) -> None:
+    """A device over RPC has no host buffer: what stays on the host is repacked and faster."""
+    remote = build.accelerator("RPC0", backend="rpc", pool="ram")
+    speed = model(build, shipped, build.header(), build.machine(remote), engine=build.engine("cpu_repack"))
+    on, off = (build.settings(n_gpu_layers=9, devices=("RPC0",), repack=repack) for repack in (True, False))
+    assert speed.tg_seconds(on, 1) < speed.tg_seconds(off, 1)
+    assert speed.pp_seconds(on, 8, 512) < speed.pp_seconds(off, 8, 512)
 
 
 def test_flash_attention_is_faster_at_depth(build: Any, shipped: Coefficients) -> None:
@@ -285,6 +313,20 @@ def test_a_measured_bandwidth_is_brought_to_the_data_sheets_scale(build: Any, sh
         for source in ("data sheet", "measured 2026-11-30")
     )
     assert measured < sheet
+
+
+def test_a_guessed_bandwidth_widens_the_interval(build: Any, shipped: Coefficients) -> None:
+    """The same figures as a guess leave the value where it is and more doubt around it."""
+    offloaded = build.settings(n_gpu_layers=17, devices=("CUDA0",))
+    known, guessed = (
+        model(build, shipped, build.header(), build.machine(build.accelerator(bandwidth=Fact(5e11, source)))).speed(
+            offloaded, Workload()
+        )
+        for source in ("device table", "guessed: an entry-level card is assumed")
+    )
+    assert guessed.tg.value == known.tg.value
+    assert guessed.tg.high > 1.3 * known.tg.high
+    assert guessed.pp.low < known.pp.low / 1.1
 
 
 @pytest.mark.parametrize(
