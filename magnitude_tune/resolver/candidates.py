@@ -195,18 +195,12 @@ def _rows(search: Search, bases: tuple[Base, ...]) -> Iterator[Candidate]:
     n_gen, n_prompt = search.workload.n_gen, search.workload.n_prompt
     mu_of = {n: magnitude_of_threads(n, usable) for n in pairs.counts}
     for index, base in enumerate(bases):
-        tg = pairs.tg_seconds(base.settings)
         pp = pairs.pp_seconds(base.settings, n_prompt)
         reserved = sum(base.reserved)
-        for n_threads, n_threads_batch in pairs.of(tg):
-            yield Candidate(
-                turn_seconds=pp[n_threads_batch] + n_gen * tg[n_threads],
-                base=index,
-                mu=max(base.mu, mu_of[max(n_threads, n_threads_batch)]),
-                n_threads=n_threads,
-                n_threads_batch=n_threads_batch,
-                reserved=reserved,
-            )
+        for n_threads, n_threads_batch, tg in pairs.decoding(base.settings):
+            turn_seconds = pp[n_threads_batch] + n_gen * tg
+            mu = max(base.mu, mu_of[max(n_threads, n_threads_batch)])
+            yield Candidate(turn_seconds, index, mu, n_threads, n_threads_batch, reserved)
 
 
 class _ThreadPairs:
@@ -214,7 +208,7 @@ class _ThreadPairs:
 
     def __init__(self, search: Search, counts: tuple[int, ...]) -> None:
         self._speed = search.subject.speed
-        self._tg: dict[tuple[object, ...], dict[int, float]] = {}
+        self._decoding: dict[tuple[object, ...], tuple[tuple[int, int, float], ...]] = {}
         self._pp: dict[tuple[object, ...], dict[int, float]] = {}
         pinned = search.pins
         self._threads = (int(pinned["n_threads"]),) if "n_threads" in pinned else counts
@@ -222,7 +216,15 @@ class _ThreadPairs:
         self._free = "n_threads" not in pinned and "n_threads_batch" not in pinned
         self.counts = tuple(sorted({*self._threads, *self._threads_batch}))
 
-    def of(self, tg: Mapping[int, float]) -> Iterator[tuple[int, int]]:
+    def decoding(self, settings: Settings) -> tuple[tuple[int, int, float], ...]:
+        """Pairs of decode and prompt threads to price, with the seconds a token takes; a single token sees no batch."""
+        key = _placed(settings)
+        if key not in self._decoding:
+            tg = {n: self._speed.tg_seconds(settings, n) for n in self._threads}
+            self._decoding[key] = tuple((t, tb, tg[t]) for t, tb in self._pairs(tg))
+        return self._decoding[key]
+
+    def _pairs(self, tg: Mapping[int, float]) -> Iterator[tuple[int, int]]:
         """For each count of prompt threads the decode threads that are fastest, and the fewest nearly as fast.
 
         Any other pair with that count is slower and takes more threads than one of these.
@@ -239,22 +241,20 @@ class _ThreadPairs:
             if fewest != fastest:
                 yield fewest, count
 
-    def tg_seconds(self, settings: Settings) -> dict[int, float]:
-        """Seconds a generated token takes, by decode threads."""
-        key = (
-            settings.n_gpu_layers,
-            settings.devices,
-            settings.tensor_split,
-            settings.n_cpu_moe,
-            settings.repack,
-            settings.flash_attn,
-            settings.load_mode,
-            settings.n_ubatch,
-        )
-        if key not in self._tg:
-            self._tg[key] = {n: self._speed.tg_seconds(settings, n) for n in self._threads}
-        return self._tg[key]
-
     def pp_seconds(self, settings: Settings, n_prompt: int) -> dict[int, float]:
         """Seconds to read the prompt, by prompt threads."""
-        return {n: self._speed.pp_seconds(settings, n, n_prompt) for n in self._threads_batch}
+        key = (*_placed(settings), settings.n_batch, settings.n_ubatch)
+        if key not in self._pp:
+            self._pp[key] = {n: self._speed.pp_seconds(settings, n, n_prompt) for n in self._threads_batch}
+        return self._pp[key]
+
+
+def _placed(settings: Settings) -> tuple[object, ...]:
+    """What speed depends on in any phase; how the file is loaded changes none of it."""
+    return (
+        settings.n_gpu_layers,
+        settings.devices,
+        settings.n_cpu_moe,
+        settings.repack,
+        settings.flash_attn,
+    )

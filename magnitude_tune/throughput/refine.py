@@ -66,23 +66,25 @@ class Calibration:
 
 
 def exact_key(settings: Settings, quantity: str, n_threads: int) -> tuple[object, ...]:
-    """What must be equal for a measurement to hold as it is: every setting but `cache_ram`.
+    """What must be equal for a measurement to hold as it is: every setting that the quantity depends on.
 
-    The thread count of the other phase does not count either: `tg` never sees n_threads_batch, nor `pp` n_threads.
+    `cache_ram` changes nothing measured here. The other phase's thread count does not count either: `tg` never sees
+    n_threads_batch, nor `pp` n_threads. How the file was loaded is part of `ready` only, and a single token sees no
+    batch.
     """
+    batch = () if quantity == "tg" else (settings.n_batch, settings.n_ubatch)
     return (
         quantity,
         n_threads,
+        settings.load_mode if quantity == "ready" else None,
+        *batch,
         settings.n_gpu_layers,
-        settings.n_batch,
-        settings.n_ubatch,
         settings.n_ctx,
         settings.n_parallel,
         settings.kv_unified,
         settings.flash_attn,
         settings.type_k,
         settings.type_v,
-        settings.load_mode,
         settings.repack,
         settings.n_cpu_moe,
         settings.devices,
