@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.errors import InputFileError
 
@@ -25,8 +24,7 @@ DEVICE_KINDS: Final = ("cpu", "gpu", "igpu", "apple", "rpc")
 """Host CPU, discrete card, graphics in the host's memory, Apple's GPU, and a device over RPC."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KindCoefficients:
+class KindCoefficients(NamedTuple):
     """What one kind of device reaches of its data sheet, and what each step costs beside that.
 
     Args:
@@ -54,8 +52,7 @@ class KindCoefficients:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuCoefficients:
+class CpuCoefficients(NamedTuple):
     """What is special about host CPUs.
 
     Args:
@@ -71,8 +68,7 @@ class CpuCoefficients:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoubtCoefficients:
+class DoubtCoefficients(NamedTuple):
     """How sure we are beside the kinds' own intervals.
 
     Args:
@@ -89,8 +85,7 @@ class DoubtCoefficients:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadyCoefficients:
+class ReadyCoefficients(NamedTuple):
     """Time to ready.
 
     Args:
@@ -109,8 +104,7 @@ class ReadyCoefficients:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coefficients:
+class Coefficients(NamedTuple):
     """Everything `models/throughput.json` holds."""
 
     kinds: Mapping[str, KindCoefficients]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from itertools import accumulate
 from operator import add, sub
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.header.values import Attention, LayerKv, ModelHeader, RecurrentShape, Role, TensorGroup
 from magnitude_tune.throughput.repack import Repackable
@@ -18,8 +17,7 @@ _READ: Final = frozenset(
 """Roles that every token reads whole. Embeddings are looked up, experts are read in part, unused tensors never."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """Sums over a run of blocks (or the output layer), for one token.
 
     Args:
@@ -69,12 +67,11 @@ class Cost:
         return Cost(*(getattr(self, name) if name in _EXPERT_NAMES else 0.0 for name in _NAMES))
 
 
-_NAMES: Final = tuple(field.name for field in fields(Cost))
+_NAMES: Final = Cost._fields
 _EXPERT_NAMES: Final = frozenset(name for name in _NAMES if name.startswith("expert_"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCosts:
+class ModelCosts(NamedTuple):
     """Costs of a model: any run of blocks at once, and the output layer.
 
     `used_share` is used/total experts, 1 without experts; `window` is in tokens, 0 where no block slides.

@@ -6,8 +6,7 @@ bandwidth's memory time, and put together for a number of threads last.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.request import Settings
 from magnitude_tune.throughput.costs import Cost
@@ -38,8 +37,7 @@ _KV_BYTES: Final = {
 """Bytes of one cached element (llama.cpp rules, section 4)."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepSeconds:
+class StepSeconds(NamedTuple):
     """One pass through the model: one core's arithmetic, the host's memory at its whole bandwidth, steps, all else."""
 
     core: float
@@ -54,8 +52,7 @@ class StepSeconds:
         return longer * ((arithmetic if arithmetic > memory else memory) + self.steps)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSeconds:
+class BatchSeconds(NamedTuple):
     """Batches of one size, and how many there are."""
 
     times: int

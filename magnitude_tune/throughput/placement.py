@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from magnitude_tune.request import Settings
 from magnitude_tune.throughput.costs import Cost, ModelCosts
@@ -12,24 +12,21 @@ from magnitude_tune.throughput.rates import DeviceRates
 __all__ = ["Crossing", "Plan", "Stage", "make_plan"]
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """Blocks that run one after another on one device (None is the host), with what they cost."""
 
     device: DeviceRates | None
     cost: Cost
 
 
-@dataclass(frozen=True, slots=True)
-class Crossing:
+class Crossing(NamedTuple):
     """How often a token's activations go over a device's link, there and back counted apart."""
 
     device: DeviceRates
     times: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(NamedTuple):
     """A placement. `copier` is the device that uses host weights for large batches, None without one."""
 
     stages: tuple[Stage, ...]

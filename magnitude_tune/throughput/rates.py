@@ -5,8 +5,7 @@ Efficiencies enter here and nowhere else: everything after this works with effec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.fingerprint.values import Cpu, Device, Fact, Fingerprint
 from magnitude_tune.throughput.coefficients import Coefficients, CpuCoefficients, KindCoefficients
@@ -20,8 +19,7 @@ _LOOPBACK_COPIES: Final = 4.0
 """Passes over memory of bytes that go through a loopback socket: into the kernel, out of it, and to their place."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostRates:
+class HostRates(NamedTuple):
     """The host CPU as a model's arithmetic meets it.
 
     `bandwidth` is over all usable cores in bytes/second; `core_tg` and `core_pp` are one core's operations/second for
@@ -49,8 +47,7 @@ class HostRates:
         return float(cores), min(1.0, cores * self.core_share), max(1.0, n_threads / self.cores)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRates:
+class DeviceRates(NamedTuple):
     """One accelerator: effective bytes/second, operations/second for one token and for a batch, and its link.
 
     `copies_host_weights`: whether batches of 32 tokens and more use host weights on it; none over RPC does.

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from statistics import median
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from magnitude_tune.request import Settings
 from magnitude_tune.throughput.coefficients import DoubtCoefficients
@@ -31,8 +30,7 @@ _SIGMA_90: Final = 1.6449
 """Standard deviations on either side of the middle that hold 90 % of a normal distribution."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """One quantity's measurements: exact settings as measured, and the factor on every other prediction.
 
     `log_factor` is added to the logarithm of predicted rates; `sigma` is the doubt that stays, None without evidence.
@@ -55,8 +53,7 @@ NO_MEASUREMENTS: Final = Measured({}, 0.0, None, frozenset())
 """Nothing measured: predictions stay as shipped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(NamedTuple):
     """All measurements of this model, machine and engine; `ready` holds seconds by setting."""
 
     tg: Measured

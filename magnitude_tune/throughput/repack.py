@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 __all__ = ["Repackable", "repackable_types"]
 
@@ -16,8 +15,7 @@ _AMX_FLAGS: Final = frozenset(("amx_int8", "avx512_vnni"))
 _AMX_ROWS: Final = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Repackable:
+class Repackable(NamedTuple):
     """Types by what they are used for: in blocks, as experts, and in the output matrix.
 
     AMX leaves experts to `cpu_repack`, and matrices whose rows are no multiple of 32: the vocabulary decides for the

@@ -21,7 +21,6 @@ import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -248,8 +247,8 @@ def predict(case: Case, coefficients: Coefficients) -> float:
 
 def with_efficiency(coefficients: Coefficients, kind: str, **changes: float) -> Coefficients:
     """The same coefficients with other efficiencies for one kind."""
-    changed = replace(coefficients.kinds[kind], **changes)  # type: ignore[arg-type]
-    return replace(coefficients, kinds={**coefficients.kinds, kind: changed})
+    changed = coefficients.kinds[kind]._replace(**changes)  # type: ignore[arg-type]
+    return coefficients._replace(kinds={**coefficients.kinds, kind: changed})
 
 
 def fitted(case: Case, coefficients: Coefficients, names: tuple[str, ...]) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,10 +138,10 @@ def plain(coefficients: Coefficients) -> Coefficients:
     free = {"layer_overhead_seconds": 0.0, "expert_overhead_seconds": 0.0, "link_latency_seconds": 0.0}
     perfect = {"tg_efficiency": 1.0, "tg_compute_efficiency": 1e9, "pp_efficiency": 1.0, "half_batch_tokens": 0.0}
     kinds = {
-        name: replace(kind, token_overhead_seconds=1e-12, **free, **perfect)
+        name: kind._replace(token_overhead_seconds=1e-12, **free, **perfect)
         for name, kind in coefficients.kinds.items()
     }
-    return replace(coefficients, kinds=kinds)
+    return coefficients._replace(kinds=kinds)
 
 
 class Build:
