@@ -9,9 +9,8 @@ import contextlib
 import re
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.engines.values import CrashKind
 from magnitude_tune.errors import EngineError
@@ -54,8 +53,7 @@ _CAUSE_LIMIT: Final = 300
 _CPUINFO_BYTES: Final = 1 << 14
 
 
-@dataclass(frozen=True, slots=True)
-class Crash:
+class Crash(NamedTuple):
     """What happened, what to do, and the engine's own line about it where its log has one."""
 
     kind: CrashKind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from magnitude_tune.engines.values import Launch
 from magnitude_tune.errors import EngineError, MagnitudeTuneError
@@ -23,8 +24,7 @@ _LEAST_VALUES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ServerArguments:
+class ServerArguments(NamedTuple):
     """Arguments after the program's name; `left_out` says for each wish without an option why none is needed."""
 
     argv: tuple[str, ...]

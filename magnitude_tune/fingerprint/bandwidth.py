@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.fingerprint.values import Fact
 from magnitude_tune.units import MIB
@@ -52,8 +51,7 @@ def guessed_bandwidth(cores: int) -> Fact:
     return Fact(gigabytes * 1e9, f"guessed: not measured; {gigabytes} GB/s is modest for {cores} cores")
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(NamedTuple):
     rate: float
     date: str
     at: float

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.fingerprint.tree import Tree
 
@@ -17,8 +16,7 @@ _NO_LIMIT: Final = 1 << 60
 _DEEPEST: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLimit:
+class MemoryLimit(NamedTuple):
     """One level that limits memory, in bytes: its limit, what it uses less reclaimable file pages, and its file."""
 
     limit_bytes: int

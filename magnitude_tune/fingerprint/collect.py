@@ -141,7 +141,7 @@ def _named(tree: Tree, run: CommandRunner | None, processor: Processor) -> Proce
         return processor
     brand = brand_from_library(run or run_command)
     sources = tuple((name, "py-cpuinfo" if name == "brand" else source) for name, source in processor.sources)
-    return processor if brand is None else replace(processor, brand=brand, sources=sources)
+    return processor if brand is None else processor._replace(brand=brand, sources=sources)
 
 
 def _bandwidth(tree: Tree, processor: Processor, cores: int, memory: Memory, cached_only: bool) -> Fact:

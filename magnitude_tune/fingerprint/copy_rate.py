@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.units import GIB, MIB
 
@@ -41,16 +41,14 @@ _UNDISTURBED: Final = 0.8
 _thread_seconds: Final = time.thread_time if os.name == "posix" else time.perf_counter
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """Bytes/second, read and written bytes counted, and whether other work kept threads off their cores."""
 
     rate: float
     disturbed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """One copy: when it started and ended by the clock, and how long its thread was on a core, in seconds."""
 
     start: float

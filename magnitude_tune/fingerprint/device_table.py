@@ -8,9 +8,8 @@ precision at a fraction of it), memory in GiB where one model has a size, and th
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.fingerprint.values import Fact
 from magnitude_tune.units import GIB
@@ -25,8 +24,7 @@ _EMPTY_WORDS: Final = frozenset(
 _CAPACITY: Final = re.compile(r"[0-9]+gb", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class KnownDevice:
+class KnownDevice(NamedTuple):
     """One row: rates in bytes/second and operations/second; `shares_host` where it has no memory of its own."""
 
     name: str

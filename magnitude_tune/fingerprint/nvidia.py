@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.fingerprint.device_table import guessed_rates, known_device
@@ -25,8 +24,7 @@ _LANE_RATES: Final = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6
 _MOST_CARDS: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class NvidiaFacts:
+class NvidiaFacts(NamedTuple):
     """Devices in CUDA's order, pools of the cards that have memory of their own, and what the probe had to say."""
 
     devices: tuple[Device, ...] = ()
@@ -34,8 +32,7 @@ class NvidiaFacts:
     notes: tuple[Finding, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class _Row(NamedTuple):
     """One line of the answer; None for `[N/A]` and what a short line lacks."""
 
     name: str

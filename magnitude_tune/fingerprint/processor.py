@@ -6,8 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.fingerprint.runner import CommandRunner
 from magnitude_tune.fingerprint.tree import Tree
@@ -55,8 +54,7 @@ _OPERATIONS: Final = (
 _PLAIN_OPERATIONS: Final = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Processor:
+class Processor(NamedTuple):
     """What the kernel says about the processor; None where it says nothing."""
 
     brand: str | None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.fingerprint import cgroups
 from magnitude_tune.fingerprint.tree import Tree, parse_cpu_list
@@ -23,8 +22,7 @@ _ONE_KIND: Final = "all cores are of one kind"
 Core = tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
+class Topology(NamedTuple):
     """CPUs by number. `performance_cores` counts distinct physical performance cores that `allowed` reaches.
 
     `smt` is None where the kernel does not say which CPUs share a core.
@@ -37,8 +35,7 @@ class Topology:
     sources: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """One memory node (socket, mostly) with CPUs this process may use, its cores, and its memory in bytes."""
 
     number: int

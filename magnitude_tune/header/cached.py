@@ -86,7 +86,7 @@ def _to_json(header: ModelHeader) -> dict[str, object]:
 
 
 def _row(value: LayerKv | TensorGroup | MoeFacts | RecurrentShape) -> list[object]:
-    return [getattr(value, name) for name in value.__slots__]
+    return list(value)
 
 
 def _from_json(stored: dict[str, Any], path: str) -> ModelHeader:

@@ -6,8 +6,7 @@ src/llama-model.cpp (load_hparams, create_memory).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.header.facts import Facts
 from magnitude_tune.header.patterns import HYBRID_BLOCKS, NO_CACHE, recurrent_blocks, sliding_blocks
@@ -18,8 +17,7 @@ __all__ = ["Layers", "derive_layers"]
 _GEMMA3N_BLOCKS_WITH_KV: Final = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Layers:
+class Layers(NamedTuple):
     """The blocks of a model, and what they have in common."""
 
     blocks: tuple[LayerKv, ...]
@@ -28,8 +26,7 @@ class Layers:
     recurrent: RecurrentShape | None
 
 
-@dataclass(frozen=True, slots=True)
-class _HeadSizes:
+class _HeadSizes(NamedTuple):
     """Elements of one head's key and value, in full and in sliding blocks; `value_cached`: not with MLA."""
 
     key: int

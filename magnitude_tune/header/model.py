@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.header.facts import Facts
 from magnitude_tune.header.kinds import kind_of
@@ -35,8 +34,7 @@ _INT64_MAX: Final = 2**63 - 1
 _NO_FLASH: Final = frozenset({"grok"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
+class _Shape(NamedTuple):
     """What follows from the architecture's keys and the tensor table together."""
 
     n_blocks: int

@@ -5,16 +5,14 @@ From llama.cpp 0.5.0: src/models/*.cpp (load_arch_hparams), src/llama-hparams.cp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.header.facts import Facts
 
 __all__ = ["ENCODERS", "HYBRID_BLOCKS", "NO_CACHE", "recurrent_blocks", "sliding_blocks"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Sliding:
+class _Sliding(NamedTuple):
     """Defaults of one architecture.
 
     Args:

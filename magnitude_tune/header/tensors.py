@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from magnitude_tune.errors import HeaderError
 from magnitude_tune.header.cursor import Cursor
@@ -18,8 +17,7 @@ _MAX_DIMENSIONS: Final = 4
 _INT64_MAX: Final = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class TensorTable:
+class TensorTable(NamedTuple):
     """The table as written: sizes are None where the type is unknown."""
 
     cursor: Cursor

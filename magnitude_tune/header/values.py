@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 __all__ = [
     "ArraySummary",
@@ -34,8 +34,7 @@ class ArraySummary:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class RawTensor:
+class RawTensor(NamedTuple):
     """One row of the tensor table. `shape` is in GGUF order (ne0 first); `type_name` is None for unknown types."""
 
     name: str
@@ -103,8 +102,7 @@ class Attention(StrEnum):
     NONE = "none"  # neither: MLP-only blocks and encoders without a cache
 
 
-@dataclass(frozen=True, slots=True)
-class TensorGroup:
+class TensorGroup(NamedTuple):
     """Tensors of one block, role and type, summed.
 
     Args:
@@ -126,8 +124,7 @@ class TensorGroup:
     repackable_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class LayerKv:
+class LayerKv(NamedTuple):
     """What one block caches: elements per token of K and of V, both 0 where it caches nothing.
 
     MLA caches K only: `v` is 0. `indexer` is the extra key of sparse attention, elements per token.
@@ -141,16 +138,14 @@ class LayerKv:
     indexer: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RecurrentShape:
+class RecurrentShape(NamedTuple):
     """State of one recurrent block and sequence: f32 elements of the convolution (r) and of the state (s)."""
 
     r: int
     s: int
 
 
-@dataclass(frozen=True, slots=True)
-class MoeFacts:
+class MoeFacts(NamedTuple):
     """Mixture of experts: how many there are, how many a token uses, and their inner width."""
 
     expert_count: int
@@ -159,8 +154,7 @@ class MoeFacts:
     n_ff_shared: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ShardFile:
+class ShardFile(NamedTuple):
     """One file of the model."""
 
     path: str

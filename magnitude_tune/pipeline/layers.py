@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from magnitude_tune.agents.detect import AgentRequest, read_agent
 from magnitude_tune.findings import Finding, Place
@@ -85,8 +84,7 @@ _BACKEND_VARIABLE: Final = "MAGNITUDE_BACKEND"
 _HOME_VARIABLE: Final = "MAGNITUDE_TUNE_HOME"
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """Raw values of one source, by our names; `findings` are what reading the source had to say."""
 
     source: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from magnitude_tune.agents.detect import AgentRequest, looks_like_agent, read_agent
 from magnitude_tune.errors import InputFileError, UsageError
@@ -30,8 +31,7 @@ from magnitude_tune.throughput.values import Evidence
 __all__ = ["ResolveOptions", "Resolved", "resolve_request"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolveOptions:
+class ResolveOptions(NamedTuple):
     """What to resolve and where.
 
     Args:
@@ -52,8 +52,7 @@ class ResolveOptions:
     magnitudes: Sequence[float] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
+class Resolved(NamedTuple):
     """A resolution with everything it was made from. `agent` is None where a model was named."""
 
     resolution: Resolution

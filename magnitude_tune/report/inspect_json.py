@@ -56,7 +56,7 @@ def inspect_document(header: ModelHeader) -> dict[str, object]:
         "flash_attn": header.flash_attn,
         "kv": _kv(header),
         "recurrent": _recurrent(header),
-        "moe": asdict(header.moe) if header.moe else None,
+        "moe": header.moe._asdict() if header.moe else None,
         "has_chat_template": header.has_chat_template,
         "has_end_token": header.has_end_token,
         "tied_output": header.tied_output,
@@ -68,7 +68,7 @@ def inspect_document(header: ModelHeader) -> dict[str, object]:
         "quantisation": _rows(header, "type", lambda group: group.type_name),
         "roles": _rows(header, "role", lambda group: str(group.role)),
         "blocks": _rows(header, "block", lambda group: group.block),
-        "groups": [{**asdict(group), "role": str(group.role)} for group in header.groups],
+        "groups": [{**group._asdict(), "role": str(group.role)} for group in header.groups],
         "complete": header.complete,
         "shards": [
             {"path": _shown(shard.path), "bytes": shard.n_bytes, "missing_bytes": shard.missing_bytes}
