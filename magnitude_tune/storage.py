@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from pathlib import Path
 
 from magnitude_tune import __version__
@@ -67,6 +66,8 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         UsageError: the folder or the file cannot be written.
     """
+    import tempfile
+
     target = path.resolve() if path.is_symlink() else path
     temporary: Path | None = None
     try:

@@ -16,7 +16,7 @@ from magnitude_tune.errors import ConfigError
 from magnitude_tune.findings import Finding, Place, Rule
 from magnitude_tune.request import Given
 
-__all__ = ["DIALECTS", "AgentRequest", "locate", "looks_like_agent", "read_agent", "understood"]
+__all__ = ["DIALECTS", "AgentRequest", "locate", "read_agent", "understood"]
 
 DIALECTS: Final[tuple[Dialect, ...]] = (HERMES, PLAIN)
 """In the order they are tried: the one with a block of its own before the one that takes the whole file."""
@@ -34,11 +34,6 @@ class AgentRequest(NamedTuple):
     document: AgentDocument
     values: Mapping[str, Given]
     findings: tuple[Finding, ...] = ()
-
-
-def looks_like_agent(path: Path) -> bool:
-    """Whether a path names a configuration rather than a model: by its suffix, so that it need not exist."""
-    return path.suffix.lower() in (".yaml", ".yml", ".json")
 
 
 def read_agent(path: Path, dialect: str | None = None) -> AgentRequest:

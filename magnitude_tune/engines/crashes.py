@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from magnitude_tune.engines.cpu_flags import cpu_flags
 from magnitude_tune.engines.values import CrashKind
 from magnitude_tune.errors import EngineError
 
-__all__ = ["Crash", "EngineCrash", "classify", "cpu_flags", "engine_crash", "oom_kill_count"]
+__all__ = ["Crash", "EngineCrash", "classify", "engine_crash", "oom_kill_count"]
 
 _SIGNALS: Final = {
     int(signal.SIGILL): CrashKind.ILLEGAL_INSTRUCTION,
@@ -50,7 +51,6 @@ _RESTATEMENT: Final = re.compile(
     r"failed to load model|error loading model|model loading error|loading model from|could not load", re.IGNORECASE
 )
 _CAUSE_LIMIT: Final = 300
-_CPUINFO_BYTES: Final = 1 << 14
 
 
 class Crash(NamedTuple):
@@ -193,17 +193,6 @@ def _line(log_tail: str, pattern: re.Pattern[str], *, skip: re.Pattern[str] | No
     better = [line for line in found if skip is None or not skip.search(line)]
     chosen = better or found
     return chosen[-1].strip()[:_CAUSE_LIMIT] if chosen else None
-
-
-def cpu_flags() -> frozenset[str] | None:
-    """Instruction-set flags of the first x86 CPU from /proc/cpuinfo; None elsewhere."""
-    try:
-        with Path("/proc/cpuinfo").open("rb") as stream:
-            text = stream.read(_CPUINFO_BYTES).decode("ascii", "replace")
-    except OSError:
-        return None
-    found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
-    return frozenset(found[1].split()) if found else None
 
 
 def oom_kill_count() -> int | None:

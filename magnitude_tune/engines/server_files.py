@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from magnitude_tune.engines.crashes import cpu_flags
+from magnitude_tune.engines.cpu_flags import cpu_flags
 from magnitude_tune.errors import UsageError
 
 __all__ = [

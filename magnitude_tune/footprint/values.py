@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from magnitude_tune.request import Settings
 
@@ -12,8 +11,7 @@ __all__ = ["Certainty", "Footprint", "FootprintModel", "Term"]
 Certainty = Literal["exact", "bounded", "estimated"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
+class Term(NamedTuple):
     """One named part of the memory of a running engine.
 
     Args:
@@ -34,8 +32,7 @@ class Term:
     rule: str
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
+class Footprint(NamedTuple):
     """All terms of one plan."""
 
     terms: tuple[Term, ...]

@@ -7,13 +7,15 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from magnitude_tune.observations.evidence import evidence_of
 from magnitude_tune.observations.schema import connect, connect_to_read, explained
-from magnitude_tune.observations.values import Measurement
 from magnitude_tune.storage import data_dir
 from magnitude_tune.throughput.values import Evidence
+
+if TYPE_CHECKING:
+    from magnitude_tune.observations.values import Measurement
 
 __all__ = ["evidence_for", "store", "store_path"]
 

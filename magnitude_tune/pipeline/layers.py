@@ -9,9 +9,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from magnitude_tune.agents.detect import AgentRequest, read_agent
 from magnitude_tune.findings import Finding, Place
 from magnitude_tune.pipeline.reading import (
     Reading,
@@ -33,6 +32,9 @@ from magnitude_tune.pipeline.reading import (
     written,
 )
 from magnitude_tune.request import Given, Pin, Request, Workload
+
+if TYPE_CHECKING:
+    from magnitude_tune.agents.detect import AgentRequest
 
 __all__ = [
     "PIN_NAMES",
@@ -110,6 +112,8 @@ def user_layer() -> tuple[Layer, ...]:
     path = user_file()
     if not path.is_file():
         return ()
+    from magnitude_tune.agents.detect import read_agent
+
     request = read_agent(path, "plain")
     return (Layer("user file", request.values, request.findings),)
 

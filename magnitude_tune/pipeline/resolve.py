@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from magnitude_tune.agents.detect import AgentRequest, looks_like_agent, read_agent
+from magnitude_tune.agents.suffixes import looks_like_agent
 from magnitude_tune.errors import InputFileError, UsageError
 from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
@@ -27,6 +26,9 @@ from magnitude_tune.storage import shipped_dir
 from magnitude_tune.throughput.coefficients import Coefficients, parse_coefficients
 from magnitude_tune.throughput.model import speed_model
 from magnitude_tune.throughput.values import Evidence
+
+if TYPE_CHECKING:
+    from magnitude_tune.agents.detect import AgentRequest
 
 __all__ = ["ResolveOptions", "Resolved", "resolve_request"]
 
@@ -101,12 +103,14 @@ def resolve_request(options: ResolveOptions) -> Resolved:
 def read_request(options: ResolveOptions) -> tuple[AgentRequest | None, Request]:
     """The request from all layers, defaults < user file < config < environment < flags."""
     path = Path(options.what)
-    agent = read_agent(path) if looks_like_agent(path) else None
+    agent = None
+    if looks_like_agent(path):
+        # Imported here: a model named on the command line needs no reader of configurations.
+        from magnitude_tune.agents.detect import read_agent
+
+        agent = read_agent(path)
     own = (config_layer(agent),) if agent is not None else ()
-    request = build_request((*user_layer(), *own, environment_layer(), flag_layer(dict(options.flags))))
-    if agent is not None:
-        request = replace(request, findings=(*agent.findings, *request.findings))
-    return agent, request
+    return agent, build_request((*user_layer(), *own, environment_layer(), flag_layer(dict(options.flags))))
 
 
 def _model(options: ResolveOptions, agent: AgentRequest | None, request: Request) -> ModelHeader:

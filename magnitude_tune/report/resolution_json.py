@@ -54,7 +54,7 @@ def resolution_document(resolved: Resolved) -> dict[str, object]:
         "engine": None if engine is None else {"name": engine.name, "build": engine.build, "path": engine.path},
         "settings": settings_document(resolution.settings),
         "reasons": {reason.setting: reason.text for reason in resolution.reasons},
-        "magnitude": dataclasses.asdict(resolution.magnitude),
+        "magnitude": resolution.magnitude._asdict(),
         "predicted": speed_document(resolution.predicted),
         "workload": dataclasses.asdict(resolution.workload),
         "pools": [_pool(pool) for pool in resolution.pools],
@@ -102,12 +102,12 @@ def speed_document(speed: Speed) -> dict[str, object]:
 
 def interval_document(interval: Interval) -> dict[str, object]:
     """`{value, low, high, basis}`."""
-    return dataclasses.asdict(interval)
+    return interval._asdict()
 
 
 def term_document(term: Term) -> dict[str, object]:
     """One term of the footprint."""
-    return dataclasses.asdict(term)
+    return term._asdict()
 
 
 def finding_documents(findings: Iterable[Finding]) -> list[dict[str, object]]:
@@ -128,7 +128,7 @@ def finding_documents(findings: Iterable[Finding]) -> list[dict[str, object]]:
 
 
 def _pool(pool: PoolUse) -> dict[str, object]:
-    return dataclasses.asdict(pool)
+    return pool._asdict()
 
 
 def _point(point: CurvePoint) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from magnitude_tune.findings import Finding
 from magnitude_tune.footprint.values import Footprint
@@ -13,8 +13,7 @@ from magnitude_tune.throughput.values import Speed
 __all__ = ["CurvePoint", "Magnitudes", "PoolUse", "Reason", "Resolution"]
 
 
-@dataclass(frozen=True, slots=True)
-class Magnitudes:
+class Magnitudes(NamedTuple):
     """Requested, executed (less under memory pressure) and needed (how much of the request the plan uses)."""
 
     requested: float
@@ -22,8 +21,7 @@ class Magnitudes:
     needed: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolUse:
+class PoolUse(NamedTuple):
     """One pool under the chosen plan, in bytes.
 
     `budget_bytes` is what the magnitude and the floor allow of what is there now; `executed` is less than the
@@ -41,16 +39,14 @@ class PoolUse:
     needed: float
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(NamedTuple):
     """Why one setting has its value, in one sentence."""
 
     setting: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
+class CurvePoint(NamedTuple):
     """The choice at one magnitude; None where nothing fits at it."""
 
     magnitude: float
@@ -61,8 +57,7 @@ class CurvePoint:
     reserved_bytes: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resolution:
+class Resolution(NamedTuple):
     """One resolved request.
 
     `settings` is what runs (pins included); `free_settings` what would have been chosen without pins.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from statistics import median
 from typing import Final, Literal, NamedTuple
 
 from magnitude_tune.request import Settings
@@ -140,6 +139,8 @@ def _measured(
     ratios = [math.log(exact[key][0] / predicted(settings, quantity)) for key, settings in firsts.items()]
     prior = max(math.log(shipped(settings, quantity)) for settings in firsts.values()) / _SIGMA_90
     residual = coefficients.tg_residual if quantity == "tg" else coefficients.pp_residual
+    from statistics import median  # its import costs what `resolve` without measurements need not pay
+
     middle = median(ratios)
     if len(ratios) > 1:
         residual = max(residual, math.sqrt(sum((ratio - middle) ** 2 for ratio in ratios) / (len(ratios) - 1)))
@@ -160,5 +161,7 @@ def _places(settings: Iterable[Settings]) -> frozenset[tuple[str, ...]]:
 def _joined(rates: Iterable[Rate]) -> Rate:
     """Several measurements of one setting: the geometric median, and an interval that holds all of theirs."""
     values = list(rates)
+    from statistics import median
+
     middle = math.exp(median(math.log(value) for value, _, _ in values))
     return middle, min(low for _, low, _ in values), max(high for _, _, high in values)

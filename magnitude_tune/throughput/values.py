@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from magnitude_tune.request import Settings, Workload
 
@@ -12,8 +11,7 @@ __all__ = ["Basis", "Evidence", "Interval", "Speed", "SpeedModel"]
 Basis = Literal["shipped", "refined", "measured"]
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """A figure with its 90 % interval, and what it rests on."""
 
     value: float
@@ -26,8 +24,7 @@ class Interval:
         return self.low <= value <= self.high
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
+class Speed(NamedTuple):
     """Rates in tokens/second, times in seconds. `n_runs`: measurements here that the figures rest on."""
 
     pp: Interval
@@ -38,8 +35,7 @@ class Speed:
     n_runs: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(NamedTuple):
     """One stored measurement of this model, machine and engine, as the speed model uses it.
 
     Rates are medians in tokens/second with their 90 % intervals; `ready_seconds` is None where it was not measured.

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from magnitude_tune.agents.detect import AgentRequest, looks_like_agent, read_agent, understood
+from magnitude_tune.agents.detect import AgentRequest, read_agent, understood
 from magnitude_tune.agents.document import parse_document
+from magnitude_tune.agents.suffixes import looks_like_agent
 from magnitude_tune.errors import ConfigError
 from magnitude_tune.findings import Rule
 

@@ -33,7 +33,7 @@ def with_workload(subject: Subject, workload: Workload, n_ctx: int = 4096) -> Su
     """The subject with another turn and context."""
     resolution = subject.resolution
     settings = replace(resolution.settings, n_ctx=n_ctx)
-    return replace(subject, resolution=replace(resolution, workload=workload, settings=settings))
+    return replace(subject, resolution=resolution._replace(workload=workload, settings=settings))
 
 
 def test_a_steady_engine_is_warmed_up_and_measured_in_turn(
@@ -118,9 +118,9 @@ def test_memory_of_a_server_on_loopback_is_not_the_engines(
     """Bytes that the plan puts on a loopback RPC device are held by its server: the engine's own bound is the rest."""
     resolution = subject.resolution
     (term,) = resolution.footprint.terms
-    served = replace(term, device="RPC0", reserved_bytes=3 * GIB)
-    footprint = replace(resolution.footprint, terms=(term, served))
-    subject = replace(subject, resolution=replace(resolution, footprint=footprint))
+    served = term._replace(device="RPC0", reserved_bytes=3 * GIB)
+    footprint = resolution.footprint._replace(terms=(term, served))
+    subject = replace(subject, resolution=resolution._replace(footprint=footprint))
     session.peak_bytes = 2 * GIB
     item = measured(subject, session, watch_with()).promise.item("peak_bytes")
     assert item.predicted.value == GIB
@@ -259,7 +259,7 @@ def test_offload_is_confirmed_from_the_buffer_lines(
     resolution = subject.resolution
     settings = replace(resolution.settings, n_gpu_layers=9, devices=("RPC0",))
     session.buffers = buffers
-    result = measured(replace(subject, resolution=replace(resolution, settings=settings)), session, watch_with())
+    result = measured(replace(subject, resolution=resolution._replace(settings=settings)), session, watch_with())
     assert [finding.rule for finding in result.findings] == ([Rule.OFFLOAD_DIFFERS] if differs else [])
 
 

@@ -47,7 +47,7 @@ def a_resolved(**changes: object) -> Resolved:
         rpc=(),
         agent=None,
     )
-    return replace(resolved, **changes)  # type: ignore[arg-type]
+    return resolved._replace(**changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_a_line_is_told_while_one_sample_takes_long(capsys: pytest.CaptureFixtur
 def test_overcommit_is_said_loudly(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     """Above the safe band a warning is on stderr even with -q, and the bench still runs."""
     finding = Finding(Rule.OVERCOMMIT, "magnitude 5.5 leaves 2 % of the machine")
-    resolved = a_resolved(resolution=replace(a_resolution(), findings=(finding,)))
+    resolved = a_resolved(resolution=a_resolution()._replace(findings=(finding,)))
     assert bench("-q", plans=[resolved]) == 0
     assert "WARNING: magnitude 5.5" in capsys.readouterr().err
 
@@ -208,7 +208,7 @@ def test_no_engine_is_a_missing_part(bench: Bench, capsys: pytest.CaptureFixture
 def test_an_engine_that_cannot_run_says_why(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     """Where an engine is there but unusable, its own problem is named."""
     finding = Finding(Rule.ENGINE_UNUSABLE, "llama_server b1 cannot be used: libcuda.so.1 is missing")
-    resolved = a_resolved(engine=None, resolution=replace(a_resolution(), findings=(finding,)))
+    resolved = a_resolved(engine=None, resolution=a_resolution()._replace(findings=(finding,)))
     assert bench(plans=[resolved]) == 6
     assert "libcuda.so.1 is missing" in capsys.readouterr().err
 
@@ -273,7 +273,7 @@ def test_a_plan_whose_repacked_weights_crash_is_made_again(
             return session.opener(engine, launch, machine_hash)
         return Opened(crashed, replace(launch, settings=plain), engine_crash(engine.name, -4, ""))
 
-    plans = [a_resolved(), a_resolved(resolution=replace(a_resolution(), settings=plain))]
+    plans = [a_resolved(), a_resolved(resolution=a_resolution()._replace(settings=plain))]
     assert bench(plans=plans, opener=opener) == 0
     assert opened == [True, False]
     assert crashed.closed

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from magnitude_tune.engines import crashes
-from magnitude_tune.engines.crashes import EngineCrash, classify, cpu_flags, engine_crash, oom_kill_count
+from magnitude_tune.engines.cpu_flags import cpu_flags
+from magnitude_tune.engines.crashes import EngineCrash, classify, engine_crash, oom_kill_count
 from magnitude_tune.engines.values import CrashKind
 
 CUDA_OUT_OF_MEMORY = """load_tensors: offloading 48 repeating layers to GPU

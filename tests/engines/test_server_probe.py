@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from magnitude_tune.engines import crashes, server_probe
+from magnitude_tune.engines import crashes, server_probe, server_questions
 from magnitude_tune.engines.server_files import ggml_version, installed_programs, library_dirs
-from magnitude_tune.engines.server_probe import find_server, parse_flags
+from magnitude_tune.engines.server_probe import find_server
+from magnitude_tune.engines.server_questions import parse_flags
 from magnitude_tune.errors import UsageError
 from magnitude_tune.fingerprint.values import EngineDevice, EngineFacts
 from magnitude_tune.units import MIB
@@ -100,7 +101,7 @@ def test_a_build_for_another_cpu_is_told_before_it_crashes(
     fake_program: MakeProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the library was compiled for is compared with the CPU's flags; AMX alone is no obstacle."""
-    monkeypatch.setattr(server_probe, "cpu_flags", lambda: frozenset({"pni", "avx", "avx2", "f16c", "fma"}))
+    monkeypatch.setattr(server_questions, "cpu_flags", lambda: frozenset({"pni", "avx", "avx2", "f16c", "fma"}))
     info = "AVX2 = 1 | AVX512 = 1 | AVX512_BF16 = 1 | AMX_INT8 = 1 | REPACK = 1 | "
     problem = found(fake_program("a", info=info)).problem
     assert problem is not None
@@ -112,7 +113,7 @@ def test_a_build_for_another_cpu_is_told_before_it_crashes(
 
 def test_extra_buffers_need_the_build_and_the_cpu(fake_program: MakeProgram, monkeypatch: pytest.MonkeyPatch) -> None:
     """AMX comes first where both have it; a build without repacking has none."""
-    monkeypatch.setattr(server_probe, "cpu_flags", lambda: frozenset({"avx2", "amx_int8", "amx_tile"}))
+    monkeypatch.setattr(server_questions, "cpu_flags", lambda: frozenset({"avx2", "amx_int8", "amx_tile"}))
     assert found(fake_program("a", info="AMX_INT8 = 1 | REPACK = 1 | ")).extra_buffers == ("amx", "cpu_repack")
     assert found(fake_program("b", info="AVX = 0 | ")).extra_buffers == ()
 
