@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import NamedTuple
 
 __all__ = ["Finding", "Place", "Rule", "Severity"]
 
@@ -58,8 +58,7 @@ class Rule(Enum):
         self.severity = severity
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a value was read: a file with line and column (from 1), or only a label such as `--n-ctx`."""
 
     label: str
@@ -71,8 +70,7 @@ class Place:
         return ":".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """One case of a rule: what was found, where, and what to do about it.
 
     `setting` names the engine setting the finding is about, where there is one.

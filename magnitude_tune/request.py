@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from magnitude_tune.findings import Finding, Place
 from magnitude_tune.magnitude import DEFAULT_MAGNITUDE
@@ -16,6 +16,7 @@ __all__ = [
     "ALL_LAYERS",
     "DEFAULT_N_CTX",
     "KV_TYPES",
+    "REFERENCE_TURN",
     "Concession",
     "Given",
     "LoadMode",
@@ -69,12 +70,14 @@ class Settings:
     main_gpu: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(NamedTuple):
     """The reference turn: `n_prompt` tokens read, then `n_gen` tokens written."""
 
     n_prompt: int = 512
     n_gen: int = 128
+
+
+REFERENCE_TURN: Final = Workload()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,7 @@ class Given:
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
+class Pin(NamedTuple):
     """An explicit setting: the value in our terms, as it was written, and where."""
 
     name: str
@@ -95,8 +97,7 @@ class Pin:
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """`tg>=15`: a quantity of the prediction (pp, tg, ttft_seconds, turn_seconds, ready_seconds) and its bound."""
 
     quantity: str
@@ -116,7 +117,7 @@ class Request:
     engine: str | None = None
     n_ctx: int | None = None
     n_parallel: int = 1
-    workload: Workload = Workload()
+    workload: Workload = REFERENCE_TURN
     pins: tuple[Pin, ...] = ()
     concessions: tuple[Concession, ...] = ()
     allow_overcommit: bool = False

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -37,8 +36,7 @@ BUDGET = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
+class BenchOptions(NamedTuple):
     """What to measure and how to show it. `verbose` says a line for each sample."""
 
     resolve: ResolveOptions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from magnitude_tune.findings import Finding
 from magnitude_tune.magnitude import PoolKind, pool_floor
@@ -27,8 +27,7 @@ HOST_POOL: Final = "ram"
 EngineName = Literal["llama_cpp_python", "llama_server"]
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """A number and where it comes from: `measured 2026-11-30`, `profile`, `device table`, `guessed`."""
 
     value: float

@@ -21,9 +21,6 @@ from magnitude_tune.fingerprint.values import (
 
 __all__ = ["find_machine", "this_machine"]
 
-_GUESSED_CARD = (200e9, 10e12)
-"""Bytes/second and operations/second of an accelerator nobody knows: a small card of the last years."""
-
 _ENGINE_BACKENDS = {"CUDA": "cuda", "ROCm": "rocm", "Vulkan": "vulkan", "SYCL": "sycl", "RPC": "rpc", "Metal": "metal"}
 
 
@@ -49,18 +46,27 @@ def find_machine(
 
 def this_machine(*, sysroot: str | None, engine_path: str | None, rpc: tuple[str, ...]) -> Fingerprint:
     """This machine (or the one whose /proc and /sys lie under `sysroot`) with its engines."""
-    if sysroot is not None:
-        if not Path(sysroot).is_dir():
-            raise UsageError("no such folder", where="--sysroot", hint="name a folder that holds proc and sys")
-        found = collect(root=Path(sysroot))
-    else:
-        found = collect()
+    found = collect() if sysroot is None else collect(root=_root(sysroot))
     from magnitude_tune.engines.find import find_engines
     from magnitude_tune.engines.illegal import without_crashing_buffers
 
     engines = find_engines(engine_path=engine_path, rpc=rpc)
+    if sysroot is not None:
+        # The engines here would run there, the accelerators here would not.
+        return replace(found, engines=tuple(replace(engine, devices=()) for engine in engines))
     engines = without_crashing_buffers(engines, found.machine_hash)
     return with_engine_devices(replace(found, engines=engines))
+
+
+def _root(sysroot: str) -> Path:
+    root = Path(sysroot)
+    if not (root / "proc").is_dir() and not (root / "sys").is_dir():
+        raise UsageError(
+            "there is neither proc nor sys in this folder",
+            where=f"--sysroot {sysroot}",
+            hint="name a folder that holds proc and sys",
+        )
+    return root
 
 
 def with_engine_devices(machine: Fingerprint) -> Fingerprint:
@@ -102,6 +108,16 @@ def _twin(listed: EngineDevice, machine: Fingerprint) -> Device | None:
     return None
 
 
+def _rates(listed: EngineDevice) -> tuple[Fact, Fact]:
+    """Bandwidth and peak from the device table, else modest guesses that say so."""
+    from magnitude_tune.fingerprint.device_table import guessed_rates, known_device
+
+    known = known_device(listed.description, listed.total_bytes)
+    if known is None:
+        return guessed_rates(listed.description, shares_host=False)
+    return known.bandwidth, known.flops
+
+
 def _with_less_free(device: Device, listed: EngineDevice) -> Device:
     if device.free_bytes is None:
         return replace(device, free_bytes=listed.free_bytes)
@@ -120,16 +136,16 @@ def _from_engine(listed: EngineDevice, machine: Fingerprint) -> tuple[Device, Po
     backend = _ENGINE_BACKENDS.get(prefix, prefix.lower())
     if (twin := _twin(listed, machine)) is not None:
         return replace(_with_less_free(twin, listed), name=listed.name, backend=backend), None
-    bandwidth, flops = (Fact(value, "guessed: unknown device") for value in _GUESSED_CARD)
+    bandwidth, flops = _rates(listed)
     pool: Pool | None = Pool(listed.name.lower(), "card", listed.total_bytes, listed.free_bytes)
     if backend == "rpc":
         from magnitude_tune.engines.rpc import address_of, is_loopback
 
         address = address_of(listed)
         if address is not None and is_loopback(address):
-            bandwidth = replace(machine.cpu.bandwidth, source=f"this host's: {machine.cpu.bandwidth.source}")
-            flops = replace(machine.cpu.flops, source=f"this host's: {machine.cpu.flops.source}")
-            pool = None
+            cpu, pool = machine.cpu, None
+            bandwidth = Fact(cpu.bandwidth.value, f"this host's: {cpu.bandwidth.source}")
+            flops = Fact(cpu.flops.value, f"this host's: {cpu.flops.source}")
         else:
             pool = Pool(listed.name.lower(), "remote", listed.total_bytes, listed.free_bytes)
     device = Device(

@@ -56,7 +56,7 @@ def resolution_document(resolved: Resolved) -> dict[str, object]:
         "reasons": {reason.setting: reason.text for reason in resolution.reasons},
         "magnitude": resolution.magnitude._asdict(),
         "predicted": speed_document(resolution.predicted),
-        "workload": dataclasses.asdict(resolution.workload),
+        "workload": resolution.workload._asdict(),
         "pools": [_pool(pool) for pool in resolution.pools],
         "terms": [term_document(term) for term in resolution.footprint.terms],
         "given_up": list(resolution.given_up),
