@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
+from importlib import import_module
 
 import typer
 
-from magnitude_tune.cli import bench, demo, fingerprint, inspect, resolve
 from magnitude_tune.cli.console import fail
 from magnitude_tune.errors import MagnitudeTuneError
 
-__all__ = ["app", "main"]
+__all__ = ["COMMANDS", "build", "main"]
 
 EPILOG = (
     "Exit codes: 0 ok, 1 findings at or above the threshold, 2 usage, 3 bad input file, 4 does not fit, "
     "5 engine failed, 6 an optional part is missing, 70 a bug of ours, 130 interrupted."
 )
 
-app = typer.Typer(
-    name="magnitude-tune",
-    help="One dial for how hard a local GGUF model may use this machine.",
-    epilog=EPILOG,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in (resolve, bench, fingerprint, inspect, demo):
-    command.register(app)
+COMMANDS = ("resolve", "bench", "fingerprint", "inspect", "demo")
+"""In the order of average work; each is a module of this room."""
+
+
+def build(names: Iterable[str]) -> typer.Typer:
+    """The program with these commands."""
+    app = typer.Typer(
+        name="magnitude-tune",
+        help="One dial for how hard a local GGUF model may use this machine.",
+        epilog=EPILOG,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name in names:
+        import_module(f"magnitude_tune.cli.{name}").register(app)
+    return app
 
 
 def _show_version(wanted: bool) -> None:
@@ -38,7 +47,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
 ) -> None:
@@ -47,8 +55,10 @@ def _options(
 
 def main() -> None:
     """Run the command line; every error of ours becomes its text and its exit code."""
+    # Building options takes time: where a command is named, only that one is built.
+    named = sys.argv[1] if len(sys.argv) > 1 else None
     try:
-        app()
+        build((named,) if named in COMMANDS else COMMANDS)()
     except MagnitudeTuneError as error:
         fail(error)
     except BrokenPipeError:

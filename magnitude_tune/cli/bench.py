@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -97,6 +98,7 @@ def bench_and_report(options: BenchOptions) -> None:
         MagnitudeTuneError: whatever resolving or the engine has to say; a store that cannot be written, after the
             result was shown.
     """
+    gc.enable()
     try:
         result = _measure_and_show(options)
     except KeyboardInterrupt:
