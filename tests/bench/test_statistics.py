@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnitude_tune.bench.statistics import drift, warm_up_count
@@ -74,6 +74,7 @@ def test_two_samples_are_never_stable() -> None:
     assert not summarise([100.0, 100.0]).stable
 
 
+@settings(deadline=None, max_examples=50)
 @given(rates)
 def test_the_interval_holds_the_median_and_stays_among_the_samples(samples: list[float]) -> None:
     """low <= median <= high, all within the samples' range, and the same again for the same samples."""
@@ -83,6 +84,7 @@ def test_the_interval_holds_the_median_and_stays_among_the_samples(samples: list
     assert summarise(samples) == summary
 
 
+@settings(deadline=None, max_examples=50)
 @given(rates)
 def test_the_interval_scales_with_the_samples(samples: list[float]) -> None:
     """Twice the rates give twice the interval: no unit is built in."""

@@ -123,6 +123,18 @@ def test_json_keeps_its_contract(bench: Bench, capsys: pytest.CaptureFixture[str
     assert document["findings"] == []
 
 
+def test_json_keeps_samples_that_were_left_out(
+    bench: Bench, session: FakeSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A warm-up sample is beside the figures of its test, with the reason, and in no other test."""
+    session.tg_rates = [20.0, 40.0]
+    assert bench("--json") == 0
+    measured = json.loads(capsys.readouterr().out)["measured"]
+    assert measured["tg"]["left_out"] == [{"reason": "warm-up", "n_tokens": 128, "seconds": 6.4}]
+    assert measured["tg"]["value"] == pytest.approx(40.0)
+    assert measured["pp"]["left_out"] == []
+
+
 def test_the_run_is_stored(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     """A bench leaves a row for each test and names its run."""
     assert bench("--json") == 0
