@@ -14,7 +14,7 @@ from magnitude_tune.engines.rpc import is_loopback, split_address
 from magnitude_tune.observations.values import Disturbance
 from magnitude_tune.units import MIB, format_bytes
 
-__all__ = ["Reading", "Watch", "disturbance_between", "doubts", "groups_of_listeners"]
+__all__ = ["Reading", "Watch", "busy_cores", "disturbance_between", "doubts", "groups_of_listeners"]
 
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -185,6 +185,24 @@ def doubts(seen: Disturbance, *, n_threads: int, cores: int) -> tuple[str, ...]:
     if (seen.swapped_bytes or 0) > _MAX_SWAPPED_BYTES:
         found.append(f"while {format_bytes(seen.swapped_bytes or 0)} were swapped")
     return tuple(found)
+
+
+def busy_cores(
+    endpoints: Iterable[str] = (),
+    *,
+    seconds: float = 1.0,
+    watch: Watch | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> float:
+    """Cores that others keep busy just now, over `seconds`; 0 where the system does not tell.
+
+    This process and loopback RPC servers at `endpoints` are not others.
+    """
+    watch = watch or Watch()
+    groups = groups_of_listeners(endpoints, watch)
+    before = watch.read(groups)
+    sleep(seconds)
+    return disturbance_between(before, watch.read(groups)).other_cores or 0.0
 
 
 def groups_of_listeners(endpoints: Iterable[str], watch: Watch) -> frozenset[int]:

@@ -161,11 +161,14 @@ def _open_as_planned(engine: EngineFacts, launch: Launch, machine_hash: str) -> 
 
 def _announced(options: BenchOptions) -> Resolved:
     """Resolve and say what will run; overcommit is said even where everything else is quiet."""
+    from magnitude_tune.bench.disturbance import busy_cores
     from magnitude_tune.cli.console import narrate
     from magnitude_tune.findings import Rule
     from magnitude_tune.pipeline.resolve import resolve_request
 
-    resolved = resolve_request(options.resolve)
+    # The engine starts at once, so what others do to the cores now counts.
+    busy = busy_cores(options.resolve.rpc)
+    resolved = resolve_request(options.resolve._replace(busy_cores=busy))
     if not options.quiet:
         for line in resolved.resolution.log_lines:
             narrate(line)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from magnitude_tune.observations.evidence import evidence_of
 from magnitude_tune.observations.schema import connect, connect_to_read, explained
+from magnitude_tune.request import REFERENCE_TURN, Workload
 from magnitude_tune.storage import data_dir
 from magnitude_tune.throughput.values import Evidence
 
@@ -50,8 +51,12 @@ def store(measurement: Measurement) -> str | None:
     return run_id
 
 
-def evidence_for(model_hash: str, machine_hash: str, engine: str, engine_build: str) -> tuple[Evidence, ...]:
+def evidence_for(
+    model_hash: str, machine_hash: str, engine: str, engine_build: str, *, workload: Workload = REFERENCE_TURN
+) -> tuple[Evidence, ...]:
     """What was measured with this model, machine and engine build and may calibrate, newest first.
+
+    Rates hold for the workload they were measured with: a prompt of 64 tokens is read at another rate than one of 512.
 
     Interrupted, disturbed and unstable runs are kept in the store but are no calibration.
 
@@ -66,8 +71,8 @@ def evidence_for(model_hash: str, machine_hash: str, engine: str, engine_build: 
         for row in connection.execute(
             "SELECT run_id, n_gen, settings, median_ts, low_ts, high_ts, ready_seconds FROM llama_bench "
             "WHERE model_hash = ? AND machine_hash = ? AND engine = ? AND engine_build = ? "
-            "AND complete AND clean AND stable ORDER BY rowid DESC LIMIT ?",
-            (model_hash, machine_hash, engine, engine_build, 2 * _MOST_RUNS),
+            "AND n_prompt IN (0, ?) AND n_gen IN (0, ?) AND complete AND clean AND stable ORDER BY rowid DESC LIMIT ?",
+            (model_hash, machine_hash, engine, engine_build, workload.n_prompt, workload.n_gen, 2 * _MOST_RUNS),
         ):
             runs.setdefault(row["run_id"], []).append(row)
     found = (evidence_of(dict(row) for row in rows) for rows in runs.values())

@@ -55,7 +55,21 @@ def this_machine(*, sysroot: str | None, engine_path: str | None, rpc: tuple[str
         # The engines here would run there, the accelerators here would not.
         return replace(found, engines=tuple(replace(engine, devices=()) for engine in engines))
     engines = without_crashing_buffers(engines, found.machine_hash)
-    return with_engine_devices(replace(found, engines=engines))
+    return with_engine_devices(replace(found, engines=engines, machine_hash=_hash_with(found.machine_hash, rpc)))
+
+
+def _hash_with(machine_hash: str, rpc: tuple[str, ...]) -> str:
+    """With devices on other hosts it is another machine: what was measured with them says nothing without them."""
+    if not rpc:
+        return machine_hash
+    from magnitude_tune.engines.rpc import is_loopback
+
+    remote = sorted(address for address in rpc if not is_loopback(address))
+    if not remote:
+        return machine_hash
+    import hashlib
+
+    return hashlib.sha256("|".join((machine_hash, *remote)).encode()).hexdigest()[: len(machine_hash)]
 
 
 def _root(sysroot: str) -> Path:

@@ -18,7 +18,7 @@ from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.pipeline.engine_choice import choose_engine, machine_for_engine
 from magnitude_tune.pipeline.layers import build_request, config_layer, environment_layer, flag_layer, user_layer
 from magnitude_tune.pipeline.machine import find_machine
-from magnitude_tune.request import Request
+from magnitude_tune.request import Request, Workload
 from magnitude_tune.resolver.resolve import resolve
 from magnitude_tune.resolver.subject import Subject
 from magnitude_tune.resolver.values import Resolution
@@ -42,6 +42,7 @@ class ResolveOptions(NamedTuple):
         machine: a stored machine's file or name; None for this machine.
         history: whether measurements made here count.
         magnitudes: where to state the curve.
+        busy_cores: cores that others keep busy; whoever launches at once samples them.
     """
 
     what: str
@@ -52,6 +53,7 @@ class ResolveOptions(NamedTuple):
     rpc: tuple[str, ...] = ()
     history: bool = True
     magnitudes: Sequence[float] = ()
+    busy_cores: float = 0.0
 
 
 class Resolved(NamedTuple):
@@ -79,7 +81,7 @@ def resolve_request(options: ResolveOptions) -> Resolved:
     )
     engine, about_engine = choose_engine(found, _wanted_engine(options, request), request.sources.get("engine"))
     machine = machine_for_engine(found, engine)
-    evidence = history(header, machine, engine) if options.history and options.sysroot is None else ()
+    evidence = history(header, machine, engine, request.workload) if options.history and options.sysroot is None else ()
     subject = Subject(
         header=header,
         machine=machine,
@@ -88,7 +90,7 @@ def resolve_request(options: ResolveOptions) -> Resolved:
         speed=speed_model(header, machine, engine, shipped_coefficients(), evidence),
     )
     known = (*found.notes, *about_engine, *_about_model(header))
-    resolution = resolve(subject, request, known=known, magnitudes=options.magnitudes)
+    resolution = resolve(subject, request, known=known, magnitudes=options.magnitudes, busy_cores=options.busy_cores)
     return Resolved(
         resolution=resolution,
         request=request,
@@ -135,13 +137,15 @@ def _wanted_engine(options: ResolveOptions, request: Request) -> str | None:
     return "llama_server"
 
 
-def history(header: ModelHeader, machine: Fingerprint, engine: EngineFacts | None) -> tuple[Evidence, ...]:
-    """What was measured with this model, machine and engine."""
+def history(
+    header: ModelHeader, machine: Fingerprint, engine: EngineFacts | None, workload: Workload
+) -> tuple[Evidence, ...]:
+    """What was measured with this model, machine, engine and workload."""
     if engine is None:
         return ()
     from magnitude_tune.observations.store import evidence_for
 
-    return evidence_for(header.content_hash, machine.machine_hash, engine.name, engine.build)
+    return evidence_for(header.content_hash, machine.machine_hash, engine.name, engine.build, workload=workload)
 
 
 def shipped_coefficients() -> Coefficients:

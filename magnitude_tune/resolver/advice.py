@@ -21,32 +21,32 @@ def shown_magnitude(m: float) -> str:
 
 
 def log_lines(
-    settings: Settings, magnitudes: Magnitudes, pools: tuple[PoolUse, ...]
+    settings: Settings, magnitudes: Magnitudes, pools: tuple[PoolUse, ...], *, free_cores: tuple[float, int]
 ) -> tuple[tuple[str, ...], tuple[Finding, ...]]:
-    """The log lines of the design, and a finding where a pool is under pressure.
+    """The log lines of the design, and a finding where a pool or the cores are under pressure.
 
-    `batch_size` is n_batch. Of several pools under pressure the line names the one that leaves least.
+    `batch_size` is n_batch. Of several under pressure the line names the one that leaves least. `free_cores` are
+    the cores that others leave, and all usable ones.
     """
     resolved = f"n_gpu_layers={settings.n_gpu_layers}, n_threads={settings.n_threads}, batch_size={settings.n_batch}"
     lines = [f"INFO: magnitude resolved to {resolved}"]
-    findings: list[Finding] = []
-    if magnitudes.executed < magnitudes.requested:
-        pool = min(pools, key=lambda use: use.executed)
-        memory = "VRAM" if pool.kind == "card" else "RAM"
-        message = (
-            f"magnitude scaled from {shown_magnitude(magnitudes.requested)} → "
-            f"{shown_magnitude(magnitudes.executed)} due to {memory} pressure"
+    if magnitudes.executed >= magnitudes.requested:
+        return tuple(lines), ()
+    pool = min(pools, key=lambda use: use.executed)
+    if pool.executed <= magnitudes.executed:
+        what = "VRAM" if pool.kind == "card" else "RAM"
+        fix = (
+            f"{format_bytes(pool.available_bytes)} of {format_bytes(pool.total_bytes)} are available in "
+            f"{pool.name}: stop what else uses it, or ask for a smaller context"
         )
-        lines.append(f"WARN: {message}")
-        findings.append(
-            Finding(
-                Rule.PRESSURE,
-                message,
-                fix=f"{format_bytes(pool.available_bytes)} of {format_bytes(pool.total_bytes)} are available in "
-                f"{pool.name}: stop what else uses it, or ask for a smaller context",
-            )
-        )
-    return tuple(lines), tuple(findings)
+    else:
+        what = "CPU"
+        fix = f"others leave {free_cores[0]:.1f} of {free_cores[1]} cores: stop them, or wait until they are done"
+    message = (
+        f"magnitude scaled from {shown_magnitude(magnitudes.requested)} → "
+        f"{shown_magnitude(magnitudes.executed)} due to {what} pressure"
+    )
+    return (*lines, f"WARN: {message}"), (Finding(Rule.PRESSURE, message, fix=fix),)
 
 
 def request_findings(request: Request, subject: Subject, settings: Settings, shape: Shape) -> tuple[Finding, ...]:

@@ -14,10 +14,14 @@ _MU_SLACK: Final = 1e-9
 
 
 class Limits(NamedTuple):
-    """Bytes that may be reserved now: per pool (available - floor) and per accelerator (its own cap)."""
+    """Bytes that may be reserved now: per pool (available - floor) and per accelerator (its own cap).
+
+    `cores` are those that others leave free: n threads fit if n - 0.5 <= cores, and one always fits.
+    """
 
     pools: tuple[float, ...]
     devices: tuple[float, ...]
+    cores: float = math.inf
 
     def hold(self, base: Base) -> bool:
         """Whether a base fits. A pool of which nothing is taken may be as full as it likes."""
@@ -32,23 +36,36 @@ class Limits(NamedTuple):
     def without_limit_on(self, pool: int, total_bytes: int, floor_bytes: int) -> Limits:
         """The same limits with one pool wholly free but for its floor."""
         pools = (*self.pools[:pool], float(total_bytes - floor_bytes), *self.pools[pool + 1 :])
-        return Limits(pools, self.devices)
+        return self._replace(pools=pools)
+
+    @property
+    def most_threads(self) -> float:
+        """The largest number of threads that fit."""
+        return max(1.0, self.cores + 0.5)
 
 
-def limits_of(machine: Fingerprint, pools: tuple[str, ...], devices: tuple[str, ...]) -> Limits:
-    """What fits on the machine as it is now."""
+def limits_of(
+    machine: Fingerprint, pools: tuple[str, ...], devices: tuple[str, ...], *, busy_cores: float = 0.0
+) -> Limits:
+    """What fits on the machine as it is now, with others keeping `busy_cores` busy."""
     by_name: dict[str, Device] = {device.name: device for device in machine.devices}
     caps = (by_name[name].cap_bytes for name in devices)
     return Limits(
         tuple(float(machine.pool(name).available_bytes - machine.pool(name).floor_bytes) for name in pools),
         tuple(math.inf if cap is None else float(cap) for cap in caps),
+        machine.cpu.usable_cores - busy_cores if busy_cores else math.inf,
     )
 
 
 def allowed(table: Table, m: float, limits: Limits) -> list[Candidate]:
     """The rows that magnitude `m` allows and that fit."""
     fits = [base.mu <= m + _MU_SLACK and limits.hold(base) for base in table.bases]
-    return [row for row in table.rows if fits[row.base] and row.mu <= m + _MU_SLACK]
+    most = limits.most_threads
+    return [
+        row
+        for row in table.rows
+        if fits[row.base] and row.mu <= m + _MU_SLACK and row.n_threads <= most and row.n_threads_batch <= most
+    ]
 
 
 def choose(table: Table, m: float, limits: Limits) -> Candidate | None:

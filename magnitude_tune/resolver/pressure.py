@@ -1,16 +1,17 @@
-"""Pressure: a pool holds less than the magnitude would allow, and the plan is another one because of it."""
+"""Pressure: a pool or the cores hold less than the magnitude would allow, and the plan is another one because of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 from magnitude_tune.fingerprint.values import Fingerprint
-from magnitude_tune.magnitude import executed_for_pool, is_pool_short
+from magnitude_tune.magnitude import executed_for_cores, executed_for_pool, is_pool_short, share
 from magnitude_tune.request import Settings
 from magnitude_tune.resolver.choose import Limits
 
-__all__ = ["Plan", "PlanUnder", "differs", "executed_by_pool"]
+__all__ = ["Plan", "PlanUnder", "differs", "executed_by_pool", "executed_on_cores"]
 
 
 class Plan(NamedTuple):
@@ -56,3 +57,17 @@ def executed_by_pool(
         if whole is not None and differs(plan, whole):
             executed[name] = executed_for_pool(m, pool.total_bytes, pool.available_bytes - pool.floor_bytes)
     return executed
+
+
+def executed_on_cores(usable: int, m: float, *, plan: Plan, under: PlanUnder, limits: Limits) -> float:
+    """The executed magnitude of the cores: `m`, or less where others keep them busy and fewer threads are chosen."""
+    if limits.cores >= share(m) * usable:
+        return m
+    idle = under(limits._replace(cores=math.inf))
+    if idle is None or _threads(idle.settings) == _threads(plan.settings):
+        return m
+    return executed_for_cores(m, usable, usable - limits.cores)
+
+
+def _threads(settings: Settings) -> tuple[int, int]:
+    return settings.n_threads, settings.n_threads_batch

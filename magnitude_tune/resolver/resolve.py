@@ -19,7 +19,7 @@ from magnitude_tune.resolver.concessions import conceding_shapes, wanted_shape
 from magnitude_tune.resolver.curve import curve_points, magnitude_for_target
 from magnitude_tune.resolver.explain import Explained, given_up, reasons
 from magnitude_tune.resolver.pins import mismatches, pinned_values
-from magnitude_tune.resolver.pressure import Plan, executed_by_pool
+from magnitude_tune.resolver.pressure import Plan, executed_by_pool, executed_on_cores
 from magnitude_tune.resolver.prompt_cache import CACHE_SIZES_MIB, with_prompt_cache
 from magnitude_tune.resolver.refusal import refusal
 from magnitude_tune.resolver.subject import Subject
@@ -84,18 +84,21 @@ def resolve(
     *,
     known: tuple[Finding, ...] = (),
     magnitudes: Sequence[float] = (),
+    busy_cores: float = 0.0,
 ) -> Resolution:
     """Choose settings for `request`, and say why, how much they take and how fast they are.
 
     Args:
         known: findings about the machine, the engine and the model, to be reported with ours.
         magnitudes: where to state the curve; empty for none.
+        busy_cores: cores that others keep busy. Pinned thread counts run as they are pinned all the same.
 
     Raises:
         DoesNotFitError: nothing that the request allows fits; with the numbers and the nearest request that would.
     """
-    limits = limits_of(subject.machine, subject.footprint.pools, subject.footprint.devices)
     pins = dict(pinned_values(request))
+    busy = 0.0 if pins.keys() & {"n_threads", "n_threads_batch"} else busy_cores
+    limits = limits_of(subject.machine, subject.footprint.pools, subject.footprint.devices, busy_cores=busy)
     free_chooser = _Chooser(subject, request, {})
     chooser = _Chooser(subject, request, pins) if pins else free_chooser
     m, target_findings = _magnitude(chooser, request, limits)
@@ -156,15 +159,14 @@ def _resolution(
     at: Sequence[float],
 ) -> Resolution:
     subject, request, table = chooser.subject, chooser.request, choice.table
-    executed = executed_by_pool(
-        subject.machine,
-        table.pools,
-        m,
-        plan=choice.plan,
-        under=lambda other: found.plan if (found := chooser.choose(m, other)) else None,
-        limits=limits,
-    )
-    magnitudes = Magnitudes(m, min(executed.values()), needed(m, choice.row.mu))
+
+    def under(other: Limits) -> Plan | None:
+        return found.plan if (found := chooser.choose(m, other)) else None
+
+    executed = executed_by_pool(subject.machine, table.pools, m, plan=choice.plan, under=under, limits=limits)
+    usable = subject.machine.cpu.usable_cores
+    on_cores = executed_on_cores(usable, m, plan=choice.plan, under=under, limits=limits)
+    magnitudes = Magnitudes(m, min(on_cores, *executed.values()), needed(m, choice.row.mu))
     # Without any limit everything of the wanted shape is allowed, so there always is a best.
     everything = Limits((math.inf,) * len(limits.pools), (math.inf,) * len(limits.devices))
     unlimited = choose(chooser.table(chooser.wanted), math.inf, everything) or choice.row
@@ -176,7 +178,7 @@ def _resolution(
         )
         for name, base in zip(table.pools, table.bases[choice.row.base].reserved, strict=True)
     )
-    lines, pressure = log_lines(settings, magnitudes, pools)
+    lines, pressure = log_lines(settings, magnitudes, pools, free_cores=(limits.cores, usable))
     findings = (*findings, *pressure)
     explained = Explained(
         request=replace(request, magnitude=m),

@@ -19,7 +19,7 @@ from magnitude_tune.errors import UsageError
 from magnitude_tune.observations.schema import MIGRATIONS
 from magnitude_tune.observations.store import evidence_for, store, store_path
 from magnitude_tune.observations.values import Disturbance, LeftOut, Measurement
-from magnitude_tune.request import Settings
+from magnitude_tune.request import Settings, Workload
 
 LLAMA_BENCH_COLUMNS = """
 build_commit build_number cpu_info gpu_info backends model_filename model_type model_size model_n_params n_batch
@@ -137,6 +137,18 @@ def test_the_newest_evidence_comes_first() -> None:
     store(measurement(tg_samples=samples(128, (50.0, 50.5, 51.0))))
     found = evidence_for("model", "machine", "llama_cpp_python", "0.3.36")
     assert [round(run.tg[0]) if run.tg else None for run in found] == [50, 41]
+
+
+def test_evidence_is_of_the_same_workload() -> None:
+    """A prompt of another length, or an answer of another length, is read at another rate."""
+    store(measurement())
+    asked = ("model", "machine", "llama_cpp_python", "0.3.36")
+    (found,) = evidence_for(*asked, workload=Workload(512, 128))
+    assert found.pp is not None
+    assert found.tg is not None
+    (only_tg,) = evidence_for(*asked, workload=Workload(64, 128))
+    assert only_tg.pp is None
+    assert evidence_for(*asked, workload=Workload(64, 32)) == ()
 
 
 def test_lists_in_settings_come_back_as_they_were() -> None:

@@ -11,7 +11,7 @@ from magnitude_tune.errors import UsageError
 from magnitude_tune.findings import Rule
 from magnitude_tune.fingerprint.values import EngineDevice
 from magnitude_tune.pipeline.engine_choice import choose_engine, machine_for_engine
-from magnitude_tune.pipeline.machine import find_machine, with_engine_devices
+from magnitude_tune.pipeline.machine import _hash_with, find_machine, with_engine_devices
 from magnitude_tune.units import GIB
 
 CARD = (24 * GIB, 20 * GIB)
@@ -76,6 +76,15 @@ def test_a_wanted_engine_must_be_there() -> None:
     with pytest.raises(UsageError, match="llama_cpp_python is not installed") as caught:
         choose_engine(replace(a_machine(), engines=(an_engine(),)), "llama_cpp_python")
     assert caught.value.hint == "found here: llama_server"
+
+
+def test_devices_on_other_hosts_make_another_machine() -> None:
+    """What was measured with a remote device says nothing without it; one on loopback is this host."""
+    assert _hash_with("0123456789abcdef", ()) == "0123456789abcdef"
+    assert _hash_with("0123456789abcdef", ("127.0.0.1:50052",)) == "0123456789abcdef"
+    remote = _hash_with("0123456789abcdef", ("10.0.0.2:50052",))
+    assert remote != "0123456789abcdef"
+    assert len(remote) == 16
 
 
 def test_a_stored_machine_has_no_live_options() -> None:

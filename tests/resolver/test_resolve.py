@@ -80,6 +80,33 @@ def test_card_pressure_is_named_vram() -> None:
     assert Rule.PRESSURE in rules(resolution.findings)
 
 
+def test_busy_cores_take_threads_and_are_named_cpu() -> None:
+    """Others keep 3 of 4 cores busy: one thread fits, and the magnitude says so."""
+    subject = a_subject(machine=a_machine(cores=4))
+    resolution = resolve(subject, Request(), busy_cores=3.0)
+    assert (resolution.settings.n_threads, resolution.settings.n_threads_batch) == (1, 1)
+    assert resolution.magnitude.executed == 0.4  # log2(4 / 3) = 0.415
+    assert resolution.log_lines[1] == "WARN: magnitude scaled from 4.0 → 0.4 due to CPU pressure"
+
+
+def test_slightly_busy_cores_change_nothing() -> None:
+    """Half a core of others' work leaves room for as many threads as before: no pressure."""
+    resolution = resolve(a_subject(machine=a_machine(cores=4)), Request(), busy_cores=0.5)
+    assert resolution.settings.n_threads_batch == 4
+    assert resolution.magnitude.executed == 4.0
+
+
+def test_all_cores_busy_still_run_one_thread() -> None:
+    """One thread always fits."""
+    assert resolve(a_subject(machine=a_machine(cores=4)), Request(), busy_cores=4.0).settings.n_threads_batch == 1
+
+
+def test_pinned_threads_run_beside_busy_cores() -> None:
+    """A pinned thread count is what runs, whatever others do."""
+    request = Request(pins=(pin("n_threads", 4),))
+    assert resolve(a_subject(machine=a_machine(cores=4)), request, busy_cores=3.0).settings.n_threads == 4
+
+
 def test_pool_is_not_under_pressure_where_the_plan_is_the_same() -> None:
     """Less memory than the magnitude allows is no pressure while it changes nothing."""
     machine = a_machine(total=32 * GIB, available=20 * GIB)
