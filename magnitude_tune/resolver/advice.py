@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.magnitude import SAFE_BAND, band
@@ -29,7 +30,7 @@ def log_lines(
     the cores that others leave, and all usable ones.
     """
     resolved = f"n_gpu_layers={settings.n_gpu_layers}, n_threads={settings.n_threads}, batch_size={settings.n_batch}"
-    lines = [f"INFO: magnitude resolved to {resolved}"]
+    lines = [f"INFO: magnitude resolved to {resolved}", f"INFO: settings {_listed(settings)}"]
     if magnitudes.executed >= magnitudes.requested:
         return tuple(lines), ()
     pool = min(pools, key=lambda use: use.executed)
@@ -47,6 +48,18 @@ def log_lines(
         f"{shown_magnitude(magnitudes.executed)} due to {what} pressure"
     )
     return (*lines, f"WARN: {message}"), (Finding(Rule.PRESSURE, message, fix=fix),)
+
+
+def _listed(settings: Settings) -> str:
+    """Every setting, switches as words, devices only where something is offloaded."""
+    values = ((field.name, getattr(settings, field.name)) for field in fields(settings))
+    return ", ".join(f"{name}={_word(value)}" for name, value in values if value != ())
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def request_findings(request: Request, subject: Subject, settings: Settings, shape: Shape) -> tuple[Finding, ...]:
