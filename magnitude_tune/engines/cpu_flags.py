@@ -11,10 +11,10 @@ __all__ = ["cpu_flags"]
 _CPUINFO_BYTES: Final = 1 << 14
 
 
-def cpu_flags() -> frozenset[str] | None:
-    """Instruction-set flags of the first x86 CPU from /proc/cpuinfo; None elsewhere."""
+def cpu_flags(root: Path = Path("/")) -> frozenset[str] | None:
+    """Instruction-set flags of the first x86 CPU from `root`/proc/cpuinfo; None elsewhere."""
     try:
-        with Path("/proc/cpuinfo").open("rb") as stream:
+        with (root / "proc/cpuinfo").open("rb") as stream:
             text = stream.read(_CPUINFO_BYTES).decode("ascii", "replace")
     except OSError:
         return None
