@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from magnitude_tune.errors import InputFileError
 from magnitude_tune.findings import Finding, Place, Rule
+from magnitude_tune.fingerprint.details_schema import DetailsIn
 from magnitude_tune.fingerprint.values import (
     HOST_POOL,
     Cpu,
@@ -80,6 +81,8 @@ class _MemoryIn(_Strict):
     swap_total_bytes: Bytes | None = None
     swap_free_bytes: Bytes | None = None
     limit_source: Text | None = None
+    address_space_bytes: Bytes | None = None
+    locked_bytes: Bytes | None = None
     sources: dict[str, Text] = {}
 
     @model_validator(mode="after")
@@ -205,6 +208,7 @@ class _MachineIn(_Strict):
     engines: list[_EngineIn] = []
     disk_bandwidth: _FactIn | None = None
     notes: list[_NoteIn] = []
+    details: DetailsIn | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -232,6 +236,7 @@ class _MachineIn(_Strict):
             engines=tuple(engine.value_of() for engine in self.engines),
             disk_bandwidth=self.disk_bandwidth.value_of() if self.disk_bandwidth else None,
             notes=tuple(note.value_of() for note in self.notes),
+            details=self.details.value_of() if self.details else None,
             machine_hash=self.hash,
             stored=True,
         )

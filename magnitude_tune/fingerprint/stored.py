@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from magnitude_tune.errors import InputFileError, UsageError
 from magnitude_tune.findings import Finding
 from magnitude_tune.fingerprint.identity import machine_hash
 from magnitude_tune.fingerprint.values import Cpu, Device, EngineFacts, Fact, Fingerprint, Memory, Pool
+
+if TYPE_CHECKING:
+    from magnitude_tune.fingerprint.details import Details
 
 __all__ = ["SCHEMA_VERSION", "from_document", "load_machine", "profile_names", "to_document"]
 
@@ -36,6 +39,7 @@ def to_document(fingerprint: Fingerprint) -> dict[str, object]:
         "engines": [_engine(engine) for engine in fingerprint.engines],
         "disk_bandwidth": _fact(fingerprint.disk_bandwidth),
         "notes": [_note(note) for note in fingerprint.notes],
+        "details": None if fingerprint.details is None else _details(fingerprint.details),
     }
 
 
@@ -69,6 +73,8 @@ def _memory(memory: Memory) -> dict[str, object]:
         "swap_total_bytes": memory.swap_total_bytes,
         "swap_free_bytes": memory.swap_free_bytes,
         "limit_source": memory.limit_source,
+        "address_space_bytes": memory.address_space_bytes,
+        "locked_bytes": memory.locked_bytes,
         "sources": dict(memory.sources),
     }
 
@@ -139,6 +145,21 @@ def _note(note: Finding) -> dict[str, object]:
         "fix": note.fix,
         "setting": note.setting,
     }
+
+
+def _details(details: Details) -> dict[str, object]:
+    return {**_plain_fields(details._asdict()), "sources": dict(details.sources)}
+
+
+def _plain_fields(fields: Mapping[str, object]) -> dict[str, object]:
+    return {name: _plain(value) for name, value in fields.items()}
+
+
+def _plain(value: object) -> object:
+    """Named tuples as objects by their field names, other tuples as lists."""
+    if isinstance(value, tuple):
+        return _plain_fields(value._asdict()) if hasattr(value, "_asdict") else [_plain(item) for item in value]
+    return value
 
 
 def from_document(document: Mapping[str, object], where: str) -> Fingerprint:

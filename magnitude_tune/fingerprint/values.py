@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from magnitude_tune.findings import Finding
 from magnitude_tune.magnitude import PoolKind, pool_floor
+
+if TYPE_CHECKING:
+    from magnitude_tune.fingerprint.details import Details
 
 __all__ = [
     "HOST_POOL",
@@ -66,7 +69,11 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Host memory in bytes, as limited by cgroups. `limit_source` names the file that limits, if one does."""
+    """Host memory in bytes, as limited by cgroups. `limit_source` names the file that limits, if one does.
+
+    `address_space_bytes` and `locked_bytes` are this process's RLIMIT_AS and RLIMIT_MEMLOCK, which its children
+    inherit; None where there is no limit. Nothing available lies above the first.
+    """
 
     total_bytes: int
     available_bytes: int
@@ -74,6 +81,8 @@ class Memory:
     swap_total_bytes: int | None = None
     swap_free_bytes: int | None = None
     limit_source: str | None = None
+    address_space_bytes: int | None = None
+    locked_bytes: int | None = None
     sources: tuple[tuple[str, str], ...] = ()
 
 
@@ -167,7 +176,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """One machine. `notes` are probes that failed or facts that had to be guessed.
+    """One machine. `notes` are probes that failed or facts that had to be guessed; `details` are read on demand.
 
     `machine_hash` names the machine for stored measurements: the same after a reboot and under load, another after
     a change of hardware or of limits.
@@ -182,6 +191,7 @@ class Fingerprint:
     engines: tuple[EngineFacts, ...] = ()
     disk_bandwidth: Fact | None = None
     notes: tuple[Finding, ...] = ()
+    details: Details | None = None
     machine_hash: str = ""
     stored: bool = False
     """Read from a file: not this machine, so nothing can be launched or measured on it."""
