@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from magnitude_tune.errors import HeaderError, UsageError
+from magnitude_tune.fingerprint.layouts import extra_buffers
 from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 from magnitude_tune.footprint.batch import Batch, cells
 from magnitude_tune.footprint.compute import Compute, Phases, Widths
@@ -13,7 +14,7 @@ from magnitude_tune.footprint.host import HostCosts
 from magnitude_tune.footprint.kv_cache import KvCache
 from magnitude_tune.footprint.parts import Part
 from magnitude_tune.footprint.placement import Placement, place_layers
-from magnitude_tune.footprint.repack import RepackRules, expected_extra_buffers
+from magnitude_tune.footprint.repack import RepackRules
 from magnitude_tune.footprint.values import Footprint, FootprintModel, Term
 from magnitude_tune.footprint.weights import Weights
 from magnitude_tune.header.values import ModelHeader
@@ -75,7 +76,7 @@ class _Model:
 
     def __init__(self, header: ModelHeader, machine: Fingerprint, engine: EngineFacts | None) -> None:
         backends = tuple(device.backend for device in machine.devices)
-        buffers = expected_extra_buffers(machine.cpu.features) if engine is None else engine.extra_buffers
+        buffers = extra_buffers(engine, machine.cpu)
         self._header = header
         self._device_names = tuple(device.name for device in machine.devices)
         self._place_of = {device.name: place for place, device in enumerate(machine.devices, start=1)}

@@ -1,8 +1,7 @@
-"""Which matrices the CPU backend copies into a layout of its own, and how big the copies are.
+"""How big the copies are that the CPU backend makes in a layout of its own.
 
-Rules: ggml's src/ggml-cpu/amx/amx.cpp with mmq.cpp (`get_row_size`) and src/ggml-cpu/repack.cpp
-(`ggml_repack_get_optimal_repack_type`). AMX takes matrices of plain matmuls only, so expert tensors are left to
-CPU_REPACK. The buffers are tried in the order in which the engine lists them.
+Sizes: ggml's src/ggml-cpu/amx/mmq.cpp (`get_row_size`). The buffers are tried in the order in which the engine lists
+them; what each takes is in `fingerprint/layouts.py`.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from magnitude_tune.fingerprint.layouts import AMX_ROWS, cpu_repack_types
 from magnitude_tune.header.values import Role, TensorGroup
 
-__all__ = ["Layout", "RepackRules", "expected_extra_buffers"]
+__all__ = ["Layout", "RepackRules"]
 
 _AMX_GROWTH: Final = {
     "q4_0": (1, 1),
@@ -25,13 +25,6 @@ _AMX_GROWTH: Final = {
     "f16": (1, 1),
 }
 """Bytes per block in the AMX buffer and in the file: some types gain sums or unpacked scales."""
-
-_AMX_ROWS: Final = 32
-_AVX2_TYPES: Final = frozenset({"q4_0", "q4_k", "iq4_nl", "mxfp4"})
-_AVX512_TYPES: Final = frozenset({"q2_k"})
-_NEON_TYPES: Final = frozenset({"q4_0", "q4_k", "iq4_nl", "mxfp4", "q5_k", "q6_k", "q8_0", "q1_0"})
-_DOT_PRODUCT_FLAGS: Final = frozenset({"asimddp", "dotprod", "i8mm"})
-_AMX_FLAGS: Final = frozenset({"amx_int8", "avx512_vnni"})
 
 
 class Layout(NamedTuple):
@@ -73,8 +66,8 @@ class RepackRules:
     def __init__(self, extra_buffers: tuple[str, ...], cpu_features: frozenset[str], n_vocab: int) -> None:
         self._buffers = extra_buffers
         # Block matrices have round widths; of the output matrix only the vocabulary says how many rows it has.
-        self._amx_takes_output = n_vocab % _AMX_ROWS == 0
-        self._repack_types = _cpu_repack_types(cpu_features)
+        self._amx_takes_output = n_vocab % AMX_ROWS == 0
+        self._repack_types = cpu_repack_types(cpu_features)
 
     def layout(self, groups: Iterable[TensorGroup]) -> Layout:
         """The layout of these tensors if they stay on the CPU."""
@@ -108,20 +101,3 @@ class RepackRules:
         if group.type_name not in _AMX_GROWTH or group.role is Role.EXPERT_FFN:
             return False
         return group.block is not None or self._amx_takes_output
-
-
-def expected_extra_buffers(cpu_features: frozenset[str]) -> tuple[str, ...]:
-    """Extra buffers that a build for this very CPU would have, best first: the plan before an engine is installed."""
-    amx = ("amx",) if cpu_features >= _AMX_FLAGS else ()
-    return (*amx, "cpu_repack") if _cpu_repack_types(cpu_features) else amx
-
-
-def _cpu_repack_types(features: frozenset[str]) -> frozenset[str]:
-    types: frozenset[str] = frozenset()
-    if "avx2" in features:
-        types |= _AVX2_TYPES
-    if "avx512f" in features:
-        types |= _AVX512_TYPES
-    if features & _DOT_PRODUCT_FLAGS:
-        types |= _NEON_TYPES
-    return types

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from magnitude_tune.fingerprint.layouts import extra_buffers
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.magnitude import magnitude_of_bytes, magnitude_of_threads
 from magnitude_tune.request import LoadMode, Settings, Workload
@@ -149,7 +150,7 @@ def _flash_attention(search: Search, shape: Shape, placement: Placement) -> tupl
 
 def _repacking(search: Search, placement: Placement) -> tuple[bool, ...]:
     """Off; on too where the engine has layouts to repack into and the CPU keeps layers."""
-    possible = search.subject.engine is not None and bool(search.subject.engine.extra_buffers)
+    possible = bool(extra_buffers(search.subject.engine, search.subject.machine.cpu))
     if (pinned := search.pins.get("repack")) is not None:
         return (bool(pinned) and possible,)
     keeps_layers = placement.n_gpu_layers < search.subject.header.all_layers or placement.n_cpu_moe > 0

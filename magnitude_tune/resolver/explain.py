@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from magnitude_tune.findings import Finding, Rule
+from magnitude_tune.fingerprint.layouts import extra_buffers
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.magnitude import thread_cap
 from magnitude_tune.request import DEFAULT_N_CTX, Request, Settings
@@ -132,7 +133,7 @@ def _repack(explained: Explained) -> str:
     engine = explained.subject.engine
     if explained.settings.repack:
         return "the CPU reads repacked weights faster"
-    if engine is None or not engine.extra_buffers:
+    if not extra_buffers(engine, explained.subject.machine.cpu):
         problem = engine.extra_buffers_problem if engine else None
         return problem or "the engine has no layout to repack into on this CPU"
     if explained.best.repack:

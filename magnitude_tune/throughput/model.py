@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from magnitude_tune.fingerprint.layouts import extra_buffers
 from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.request import Settings, Workload
@@ -55,8 +56,7 @@ class PhysicsModel:
         coefficients: Coefficients,
         evidence: tuple[Evidence, ...],
     ) -> None:
-        layouts = engine.extra_buffers if engine else None
-        repackable = repackable_types(layouts, machine.cpu.features, header.n_vocab)
+        repackable = repackable_types(extra_buffers(engine, machine.cpu), machine.cpu.features, header.n_vocab)
         self._header = header
         self._coefficients = coefficients
         self._disk = machine.disk_bandwidth

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from magnitude_tune.fingerprint.layouts import extra_buffers
 from magnitude_tune.footprint.model import footprint_model
 from magnitude_tune.header.values import MoeFacts, Role
 from magnitude_tune.throughput.repack import repackable_types
@@ -45,7 +46,7 @@ def test_the_same_types_are_repacked(
     machine = build.machine()
     machine = replace(machine, cpu=replace(machine.cpu, features=features))
     engine = None if buffers is None else build.engine(*buffers)
-    types = repackable_types(buffers, features, n_vocab)
+    types = repackable_types(extra_buffers(engine, machine.cpu), features, n_vocab)
     for (block, role), known in zip(PLACES, (types.dense, types.experts, types.output), strict=True):
         for name in TYPES:
             groups = (build.group(block, role, 1 << 20, name),)
