@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 from typing import Final
@@ -38,7 +39,13 @@ _VERSION_1: Final = (
     "CREATE INDEX llama_bench_subject ON llama_bench (model_hash, machine_hash, engine, engine_build)",
 )
 
-MIGRATIONS: Final = (_VERSION_1,)
+# Where a row comes from: `measured` by this program, or `imported` from a file of llama-bench.
+_VERSION_2: Final = (
+    "ALTER TABLE llama_bench ADD COLUMN origin TEXT NOT NULL DEFAULT 'measured'",
+    "CREATE INDEX llama_bench_run ON llama_bench (run_id)",
+)
+
+MIGRATIONS: Final = (_VERSION_1, _VERSION_2)
 """Statements that lead from each version of the schema to the next; the file's `user_version` counts them."""
 
 
@@ -84,10 +91,7 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
     except sqlite3.Error as error:
         raise explained(error, path) from error
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version < len(MIGRATIONS):
-        connection.close()
-        return connect(path)
-    return connection
+    return connection if version == len(MIGRATIONS) else _brought_up_to_date(connection, path)
 
 
 def explained(error: Exception, path: Path) -> UsageError:
@@ -100,6 +104,23 @@ def explained(error: Exception, path: Path) -> UsageError:
     else:
         hint = "make the folder writable, or set MAGNITUDE_TUNE_HOME to another folder"
     return UsageError(f"cannot use the store of measurements: {text}", where=str(path), hint=hint)
+
+
+def _brought_up_to_date(old: sqlite3.Connection, path: Path) -> sqlite3.Connection:
+    """The store at today's version: the file itself, or where it may not be written a copy of it in memory."""
+    with contextlib.closing(old):
+        with contextlib.suppress(UsageError):
+            return connect(path)
+        copy = sqlite3.connect(":memory:", isolation_level=None)
+        try:
+            old.backup(copy)
+            _migrate(copy, path)
+        except BaseException as error:
+            copy.close()
+            if isinstance(error, sqlite3.Error):
+                raise explained(error, path) from error
+            raise
+    return copy
 
 
 def _read_only(path: Path, mode: str) -> sqlite3.Connection:

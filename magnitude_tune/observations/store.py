@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from magnitude_tune.errors import UsageError
 from magnitude_tune.observations.evidence import evidence_of
 from magnitude_tune.observations.schema import connect, connect_to_read, explained
 from magnitude_tune.request import REFERENCE_TURN, Workload
@@ -18,7 +19,7 @@ from magnitude_tune.throughput.values import Evidence
 if TYPE_CHECKING:
     from magnitude_tune.observations.values import Measurement
 
-__all__ = ["evidence_for", "store", "store_path"]
+__all__ = ["copy_store", "evidence_for", "opened", "store", "store_path"]
 
 _MOST_RUNS: Final = 200
 
@@ -41,7 +42,7 @@ def store(measurement: Measurement) -> str | None:
     rows = rows_of(measurement, run_id)
     if not rows:
         return None
-    with _opened(connect) as connection:
+    with opened(connect) as connection:
         connection.execute("BEGIN IMMEDIATE")
         for row in rows:
             # Column names are this package's own constants; values are bound.
@@ -58,7 +59,8 @@ def evidence_for(
 
     Rates hold for the workload they were measured with: a prompt of 64 tokens is read at another rate than one of 512.
 
-    Interrupted, disturbed and unstable runs are kept in the store but are no calibration.
+    Interrupted, disturbed and unstable runs are kept in the store but are no calibration; nor are imported ones,
+    whatever machine they name: a name is no fingerprint, and nobody watched what disturbed them.
 
     Raises:
         UsageError: the store cannot be read (not a database, another program's, a newer schema).
@@ -66,12 +68,13 @@ def evidence_for(
     if not store_path().exists():
         return ()
     runs: dict[str, list[sqlite3.Row]] = {}
-    with _opened(connect_to_read) as connection:
+    with opened(connect_to_read) as connection:
         connection.row_factory = sqlite3.Row
         for row in connection.execute(
             "SELECT run_id, n_gen, settings, median_ts, low_ts, high_ts, ready_seconds FROM llama_bench "
             "WHERE model_hash = ? AND machine_hash = ? AND engine = ? AND engine_build = ? "
-            "AND n_prompt IN (0, ?) AND n_gen IN (0, ?) AND complete AND clean AND stable ORDER BY rowid DESC LIMIT ?",
+            "AND origin = 'measured' AND n_prompt IN (0, ?) AND n_gen IN (0, ?) AND complete AND clean AND stable "
+            "ORDER BY rowid DESC LIMIT ?",
             (model_hash, machine_hash, engine, engine_build, workload.n_prompt, workload.n_gen, 2 * _MOST_RUNS),
         ):
             runs.setdefault(row["run_id"], []).append(row)
@@ -79,8 +82,45 @@ def evidence_for(
     return tuple(evidence for evidence in found if evidence is not None)
 
 
+def copy_store(target: Path) -> None:
+    """Write a copy of the whole store to `target`, whole or not at all, while others may go on writing to the store.
+
+    Raises:
+        UsageError: there is no store yet, it cannot be read, or the copy cannot be written.
+    """
+    if not store_path().exists():
+        raise UsageError("nothing was measured yet", where=str(store_path()), hint="run bench first")
+    if target.resolve() == store_path().resolve():
+        raise UsageError("this is the store itself", where=str(target), hint="name another file for the copy")
+    begun = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
+    try:
+        with opened(connect_to_read) as connection:
+            _back_up(connection, begun)
+        begun.replace(target)
+    except OSError as error:
+        raise UsageError(f"cannot write: {error.strerror}", where=str(target), hint="choose another folder") from error
+    finally:
+        with contextlib.suppress(OSError):
+            begun.unlink(missing_ok=True)
+
+
+def _back_up(connection: sqlite3.Connection, target: Path) -> None:
+    try:
+        with contextlib.closing(sqlite3.connect(target)) as copy:
+            connection.backup(copy)
+            # The copy is one file that can be read from anywhere: it needs no write-ahead log beside it.
+            copy.execute("PRAGMA journal_mode = DELETE")
+    except sqlite3.Error as error:
+        raise UsageError(f"cannot write the copy: {error}", where=str(target), hint="choose another folder") from error
+
+
 @contextlib.contextmanager
-def _opened(how: Callable[[Path], sqlite3.Connection]) -> Iterator[sqlite3.Connection]:
+def opened(how: Callable[[Path], sqlite3.Connection]) -> Iterator[sqlite3.Connection]:
+    """The store, opened by `connect` or `connect_to_read`; what was not committed is rolled back at the end.
+
+    Raises:
+        UsageError: it cannot be opened, read or written; says why and what to do.
+    """
     path = store_path()
     connection = how(path)
     try:
