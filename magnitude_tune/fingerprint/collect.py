@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.fingerprint import bandwidth, cgroups, host
 from magnitude_tune.fingerprint.disk import guessed_disk_bandwidth
 from magnitude_tune.fingerprint.identity import machine_hash
+from magnitude_tune.fingerprint.limits import address_space_note
 from magnitude_tune.fingerprint.memory import read_memory
 from magnitude_tune.fingerprint.nvidia import read_nvidia
 from magnitude_tune.fingerprint.processor import Processor, brand_from_library, peak_flops, read_processor
@@ -20,6 +21,9 @@ from magnitude_tune.fingerprint.tree import Tree
 from magnitude_tune.fingerprint.values import HOST_POOL, Cpu, Device, Fact, Fingerprint, Memory, Pool
 from magnitude_tune.magnitude import usable_cores
 
+if TYPE_CHECKING:
+    from magnitude_tune.fingerprint.in_depth import Depth
+
 __all__ = ["CommandRunner", "collect"]
 
 _UNREADABLE: Final = Memory(
@@ -28,7 +32,14 @@ _UNREADABLE: Final = Memory(
 """Stands in for memory that no probe could read: nothing fits into it, and a note says why."""
 
 
-def collect(*, root: Path = Path("/"), run: CommandRunner | None = None, cached_only: bool = False) -> Fingerprint:
+def collect(
+    *,
+    root: Path = Path("/"),
+    run: CommandRunner | None = None,
+    cached_only: bool = False,
+    in_depth: bool = False,
+    model: Path | None = None,
+) -> Fingerprint:
     """Everything about the machine but its engines.
 
     Args:
@@ -36,6 +47,8 @@ def collect(*, root: Path = Path("/"), run: CommandRunner | None = None, cached_
             affinity nor this machine's commands and measurements say anything about it.
         run: runs commands such as `nvidia-smi`; where None, this machine's, and none for another root.
         cached_only: do not measure what has not been measured yet; it is guessed then.
+        in_depth: also read the details that no plan needs.
+        model: with `in_depth`, a model file of this machine, to say what it lies on and how fast that is read.
 
     Returns:
         The fingerprint; what a probe could not say is None, or a guess that says so, with a note.
@@ -47,9 +60,12 @@ def collect(*, root: Path = Path("/"), run: CommandRunner | None = None, cached_
     if memory is None:
         memory = _UNREADABLE
         notes.append(_failed("the host's memory cannot be read: /proc/meminfo gives no total, so nothing will fit"))
-    cpu, cpu_notes = _cpu(tree, facts, run, memory, cached_only)
+    processor, topology = _processor(tree, facts)
+    cpu, cpu_notes = _cpu(tree, _named(tree, run, processor), topology, memory, cached_only)
     devices, pools, device_notes = _devices(tree, facts, run, memory)
     notes += [*cpu_notes, *device_notes]
+    if (limit_note := address_space_note(memory)) is not None:
+        notes.append(limit_note)
     if host.is_wsl(tree):
         notes.append(host.wsl_note(memory.total_bytes))
     shared = any(device.pool == HOST_POOL for device in devices)
@@ -65,7 +81,23 @@ def collect(*, root: Path = Path("/"), run: CommandRunner | None = None, cached_
         notes=tuple(notes),
         stored=not tree.live,
     )
-    return replace(fingerprint, machine_hash=machine_hash(fingerprint))
+    fingerprint = replace(fingerprint, machine_hash=machine_hash(fingerprint))
+    if not in_depth:
+        return fingerprint
+    from magnitude_tune.fingerprint.in_depth import Known, read_details
+
+    known = Known(topology, cpu, memory, facts, _is_elsewhere(tree))
+    return _deepened(fingerprint, read_details(tree, known, measure=not cached_only, model=model))
+
+
+def _deepened(fingerprint: Fingerprint, depth: Depth) -> Fingerprint:
+    under = depth.details.filesystem
+    return replace(
+        fingerprint,
+        details=depth.details,
+        disk_bandwidth=(under.read_rate if under else None) or fingerprint.disk_bandwidth,
+        notes=(*fingerprint.notes, *depth.notes),
+    )
 
 
 def _failed(message: str) -> Finding:
@@ -93,10 +125,8 @@ def _system_memory(tree: Tree) -> Memory | None:
 
 
 def _cpu(
-    tree: Tree, facts: dict[str, str], run: CommandRunner | None, memory: Memory, cached_only: bool
+    tree: Tree, processor: Processor, topology: Topology, memory: Memory, cached_only: bool
 ) -> tuple[Cpu, list[Finding]]:
-    processor, topology = _processor(tree, facts)
-    processor = _named(tree, run, processor)
     quota = cgroups.cpu_quota(tree)
     cores = usable_cores(topology.performance_cores, quota[0] if quota else None)
     windows = host.is_wsl(tree) or host.system_name(tree) == "Windows"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from magnitude_tune.fingerprint.device_table import guessed_rates, known_device
@@ -14,7 +14,7 @@ from magnitude_tune.fingerprint.topology import Topology
 from magnitude_tune.fingerprint.values import HOST_POOL, Device, Memory
 from magnitude_tune.units import GIB, MIB
 
-__all__ = ["metal_device", "read_sysctl", "system_memory", "system_processor", "system_topology"]
+__all__ = ["fact_number", "metal_device", "read_sysctl", "system_memory", "system_processor", "system_topology"]
 
 _SECONDS: Final = 5.0
 _NAMES: Final = (
@@ -31,6 +31,15 @@ _NAMES: Final = (
     "hw.optional.avx2_0",
     "hw.optional.avx512f",
     "iogpu.wired_limit_mb",
+    "hw.packages",
+    "hw.perflevel1.physicalcpu",
+    "hw.perflevel0.l1dcachesize",
+    "hw.perflevel0.l2cachesize",
+    "hw.perflevel0.cpusperl2",
+    "hw.l1dcachesize",
+    "hw.l2cachesize",
+    "hw.l3cachesize",
+    "kern.hv_vmm_present",
 )
 _FEATURES: Final = (
     ("hw.optional.arm64", ("asimd", "asimdhp")),
@@ -49,7 +58,8 @@ def read_sysctl(run: CommandRunner) -> dict[str, str]:
     return {name: value.strip() for name, value in lines if name in _NAMES and value.strip()}
 
 
-def _number(facts: dict[str, str], name: str) -> int | None:
+def fact_number(facts: Mapping[str, str], name: str) -> int | None:
+    """One of macOS's figures as a number above zero; None for anything else."""
     value = facts.get(name, "")
     return int(value) if re.fullmatch(r"[0-9]{1,18}", value, re.ASCII) and int(value) > 0 else None
 
@@ -58,7 +68,7 @@ def system_processor(facts: dict[str, str]) -> Processor:
     """Brand, features and clock as `sysctl` or the registry has them."""
     brand = facts.get("machdep.cpu.brand_string") or _registry_brand()
     features = {feature for name, features in _FEATURES if facts.get(name) == "1" for feature in features}
-    hertz = _number(facts, "hw.cpufrequency_max")
+    hertz = fact_number(facts, "hw.cpufrequency_max")
     source = "sysctl" if facts else "registry"
     return Processor(
         brand=brand[:120] if brand else None,
@@ -86,10 +96,10 @@ def system_topology(facts: dict[str, str]) -> Topology:
     """Cores as the system counts them, over all processor groups; macOS's performance cores where it has two kinds."""
     import psutil
 
-    logical = _number(facts, "hw.logicalcpu") or psutil.cpu_count() or 1
-    physical = _number(facts, "hw.physicalcpu") or psutil.cpu_count(logical=False)
+    logical = fact_number(facts, "hw.logicalcpu") or psutil.cpu_count() or 1
+    physical = fact_number(facts, "hw.physicalcpu") or psutil.cpu_count(logical=False)
     allowed = _affinity(psutil.Process(), logical)
-    fast = _number(facts, "hw.perflevel0.physicalcpu") or physical or logical
+    fast = fact_number(facts, "hw.perflevel0.physicalcpu") or physical or logical
     smt = None if physical is None else logical > physical
     reachable = len(allowed) if not smt or physical is None else max(1, len(allowed) * physical // logical)
     source = "sysctl" if facts else "psutil"
@@ -138,7 +148,7 @@ def metal_device(facts: dict[str, str], memory: Memory) -> Device | None:
     if facts.get("hw.optional.arm64") != "1" or not brand:
         return None
     total = memory.total_bytes
-    limit = _number(facts, "iogpu.wired_limit_mb")
+    limit = fact_number(facts, "iogpu.wired_limit_mb")
     cap = min(limit * MIB, total) if limit else total * 2 // 3 if total <= 32 * GIB else total * 3 // 4
     known = known_device(brand, None)
     guessed = guessed_rates(brand, shares_host=True)

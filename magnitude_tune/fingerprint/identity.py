@@ -23,12 +23,13 @@ def machine_hash(fingerprint: Fingerprint) -> str:
     """The first 16 hex digits of the SHA-256 of what decides speed and memory and does not move with load.
 
     Taken in: processor brand, architecture, arithmetic features, usable, performance and logical cores, SMT, quota;
-    memory after limits, rounded to 128 MiB; name, backend, description and total of each device, rounded alike.
-    Left out: host name, load, available and free memory, swap, measured rates, engines, notes.
+    memory after limits, rounded to 128 MiB, and the limit of address space where there is one; name, backend,
+    description and total of each device, rounded alike.
+    Left out: host name, load, available and free memory, swap, measured rates, details, engines, notes.
     Devices that engines add (over RPC) come and go with the command line and are left out too.
     """
     cpu = fingerprint.cpu
-    stable = {
+    stable: dict[str, object] = {
         "cpu": [
             cpu.brand,
             cpu.architecture,
@@ -47,6 +48,8 @@ def machine_hash(fingerprint: Fingerprint) -> str:
             if device.backend != "rpc"
         ],
     }
+    if fingerprint.memory.address_space_bytes is not None:
+        stable["address_space"] = fingerprint.memory.address_space_bytes
     text = json.dumps(stable, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from magnitude_tune.fingerprint import cgroups
+from magnitude_tune.fingerprint.limits import inherit_limits, keep_to_nodes
 from magnitude_tune.fingerprint.tree import Tree
 from magnitude_tune.fingerprint.values import Memory
 
@@ -17,7 +19,8 @@ def read_memory(tree: Tree) -> Memory | None:
     """Memory in bytes; None where `/proc/meminfo` does not give a total.
 
     total = min(MemTotal, limits); available = min(MemAvailable, limit - (usage - inactive file pages)) over this
-    group and its ancestors. Kernels before 3.14 have no MemAvailable: free pages and the page cache stand in.
+    group and its ancestors; before that cut to the memory nodes of a cpuset, after it to RLIMIT_AS. Kernels before
+    3.14 have no MemAvailable: free pages and the page cache stand in.
     """
     lines = re.findall(r"^(\w+):\s+([0-9]{1,15}) kB", tree.text("proc/meminfo") or "", re.ASCII | re.MULTILINE)
     fields = {name: int(value) * 1024 for name, value in lines}
@@ -37,13 +40,13 @@ def read_memory(tree: Tree) -> Memory | None:
         swap_free_bytes=fields.get("SwapFree"),
         sources=(("total", _MEMINFO), ("available", source)),
     )
-    return limit_memory(memory, cgroups.memory_limits(tree))
+    return inherit_limits(limit_memory(keep_to_nodes(memory, tree), cgroups.memory_limits(tree)), tree)
 
 
 def limit_memory(memory: Memory, limits: tuple[cgroups.MemoryLimit, ...]) -> Memory:
     """The memory under the tightest of the limits, for total and available separately."""
     sources = dict(memory.sources)
-    total, limit_source = memory.total_bytes, None
+    total, limit_source = memory.total_bytes, memory.limit_source
     available = memory.available_bytes
     for limit in limits:
         if limit.limit_bytes < total:
@@ -52,12 +55,10 @@ def limit_memory(memory: Memory, limits: tuple[cgroups.MemoryLimit, ...]) -> Mem
         if limit.available_bytes < available:
             available = limit.available_bytes
             sources["available"] = f"{limit.source} less usage that cannot be reclaimed"
-    return Memory(
+    return replace(
+        memory,
         total_bytes=total,
         available_bytes=min(available, total),
-        host_total_bytes=memory.host_total_bytes,
-        swap_total_bytes=memory.swap_total_bytes,
-        swap_free_bytes=memory.swap_free_bytes,
         limit_source=limit_source,
         sources=tuple(sources.items()),
     )

@@ -10,12 +10,17 @@ from typing import Final, NamedTuple
 from magnitude_tune.fingerprint import cgroups
 from magnitude_tune.fingerprint.tree import Tree, parse_cpu_list
 
-__all__ = ["Node", "Topology", "read_nodes", "read_topology"]
+__all__ = ["Node", "Topology", "cores_of", "performance_cpus", "read_nodes", "read_topology"]
 
 _CPUS: Final = "sys/devices/system/cpu"
 # On ARM the kernel rates each core from 0 to 1024. Little cores rate 250 to 550 and middle ones from 750, so the line
 # between cores worth a thread and those that hold the others up lies between.
 _PERFORMANCE_SHARE: Final = 0.6
+
+# Clocks lie closer together: little cores reach at most three quarters of the fastest one's, middle ones more.
+_CLOCK_SHARE: Final = 0.78
+# Cortex-A7, A35, A53, A55, A510 and A520 (main ID register part numbers, as in their technical reference manuals).
+_LITTLE_PARTS: Final = frozenset(("0xc07", "0xd04", "0xd03", "0xd05", "0xd46", "0xd80"))
 
 _ONE_KIND: Final = "all cores are of one kind"
 
@@ -47,10 +52,10 @@ def read_topology(tree: Tree) -> Topology:
     """CPUs, affinity and cores of the machine; a tree that says nothing has one CPU."""
     online, online_source = _online(tree)
     allowed, allowed_source = _allowed(tree, online)
-    performance, performance_source = _performance(tree, online)
+    performance, performance_source = performance_cpus(tree, online)
     # A process bound to efficiency cores only still has those.
     fast = allowed & performance or allowed
-    cores = _cores(tree, fast)
+    cores = cores_of(tree, fast)
     return Topology(
         online=online,
         allowed=allowed,
@@ -88,22 +93,54 @@ def _allowed(tree: Tree, online: frozenset[int]) -> tuple[frozenset[int], str]:
     return allowed, " and ".join(sources) or "all that are online"
 
 
-def _performance(tree: Tree, online: frozenset[int]) -> tuple[frozenset[int], str]:
-    """CPUs that are performance cores; all of them where the machine has one kind."""
+def performance_cpus(tree: Tree, online: frozenset[int]) -> tuple[frozenset[int], str]:
+    """CPUs that are performance cores and what says so; all of them where the machine has one kind.
+
+    Intel's hybrids list both kinds. ARM's kernels rate each core; where they do not, the cores' part numbers tell
+    little ones, and last the highest clock of each.
+    """
     if fast := tree.cpus("sys/devices/cpu_core/cpus"):
         return fast, "/sys/devices/cpu_core/cpus"
     if slow := tree.cpus("sys/devices/cpu_atom/cpus"):
         return online - slow, "/sys/devices/cpu_atom/cpus"
     first = min(online)
-    if tree.number(f"{_CPUS}/cpu{first}/cpu_capacity") is None:
+    if tree.number(f"{_CPUS}/cpu{first}/cpu_capacity") is not None:
+        return _rated(tree, online, "cpu_capacity", _PERFORMANCE_SHARE)
+    if not _is_arm(tree):
         return online, _ONE_KIND
-    ratings = {cpu: tree.number(f"{_CPUS}/cpu{cpu}/cpu_capacity") or 0 for cpu in online}
-    least = max(ratings.values()) * _PERFORMANCE_SHARE
+    little = online & _little_cpus(tree)
+    if little and little < online:
+        return online - little, "/proc/cpuinfo: part numbers of little cores"
+    return _rated(tree, online, "cpufreq/cpuinfo_max_freq", _CLOCK_SHARE)
+
+
+def _rated(tree: Tree, online: frozenset[int], name: str, share: float) -> tuple[frozenset[int], str]:
+    """CPUs whose figure in that file is at least a share of the highest."""
+    ratings = {cpu: tree.number(f"{_CPUS}/cpu{cpu}/{name}") or 0 for cpu in online}
+    least = max(ratings.values()) * share
     fast = frozenset(cpu for cpu, rating in ratings.items() if rating >= least)
-    return fast, "cpu_capacity" if fast < online else _ONE_KIND
+    return fast, name.rpartition("/")[2] if fast < online else _ONE_KIND
 
 
-def _cores(tree: Tree, cpus: Iterable[int]) -> dict[int, Core]:
+def _is_arm(tree: Tree) -> bool:
+    if tree.live:
+        return hasattr(os, "uname") and os.uname().machine.startswith(("arm", "aarch64"))
+    return "CPU implementer" in (tree.text("proc/cpuinfo") or "")
+
+
+def _little_cpus(tree: Tree) -> frozenset[int]:
+    """CPUs whose part is one of ARM Ltd.'s little cores."""
+    little = []
+    for block in (tree.text("proc/cpuinfo") or "").split("\n\n"):
+        fields = dict(re.findall(r"^(processor|CPU implementer|CPU part)\s*:\s*(\w{1,10})\s*$", block, re.MULTILINE))
+        number = fields.get("processor", "")
+        is_little = fields.get("CPU implementer") == "0x41" and fields.get("CPU part", "").lower() in _LITTLE_PARTS
+        if is_little and re.fullmatch(r"[0-9]{1,5}", number, re.ASCII):
+            little.append(int(number))
+    return frozenset(little)
+
+
+def cores_of(tree: Tree, cpus: Iterable[int]) -> dict[int, Core]:
     """The physical core of each CPU: its siblings, else package and core number, else itself."""
     cores: dict[int, Core] = {}
     described = None
@@ -154,5 +191,5 @@ def read_nodes(tree: Tree, topology: Topology) -> tuple[Node, ...]:
         if found and cpus:
             memory = re.search(r"MemTotal:\s*([0-9]{1,15}) kB", tree.text(f"{folder}/{name}/meminfo") or "")
             total = int(memory[1]) * 1024 if memory else None
-            nodes.append(Node(int(found[1]), len(set(_cores(tree, cpus).values())), total))
+            nodes.append(Node(int(found[1]), len(set(cores_of(tree, cpus).values())), total))
     return tuple(nodes)
