@@ -46,7 +46,7 @@ RPC = Annotated[
 SETTINGS: Final = {
     "magnitude": "How hard to use the machine, 0.1 to 6; 4.0 unless the config says otherwise.",
     "model": "The model file, instead of the config's.",
-    "engine": "llama_cpp_python or llama_server; chosen where unset.",
+    "engine": "llama_cpp_python, llama_server or llama_bench; one of the first two where unset.",
     "n_ctx": "Context in tokens, over all slots.",
     "n_parallel": "Slots that share the context.",
     "n_gpu_layers": "Layers on the accelerator, output layer included; all, auto or a number.",

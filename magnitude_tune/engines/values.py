@@ -85,9 +85,13 @@ class Launch:
 class EngineSession(Protocol):
     """One engine with one model and one configuration, in a process group of its own."""
 
-    ready_seconds: float
     buffers: tuple[BufferLine, ...]
     pid: int
+    """A process of its group; 0 where none of ours lasts from one piece of work to the next."""
+
+    @property
+    def ready_seconds(self) -> float | None:
+        """Seconds from the launch until it could work; None where that cannot be told."""
 
     def prompt(self, n_prompt: int, depth: int = 0) -> Sample:
         """Read `n_prompt` tokens after `depth` tokens of context; only the reading is timed."""
@@ -95,8 +99,8 @@ class EngineSession(Protocol):
     def generate(self, n_gen: int, depth: int = 0) -> Sample:
         """Generate exactly `n_gen` tokens, one at a time, after `depth` tokens of context."""
 
-    def memory(self) -> MemoryReading:
-        """Memory of the process group."""
+    def memory(self) -> MemoryReading | None:
+        """Memory of the process group; None where it says nothing about the plan."""
 
     def close(self) -> None:
         """End the process group and wait until it is gone."""

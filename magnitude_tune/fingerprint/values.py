@@ -27,7 +27,7 @@ __all__ = [
 HOST_POOL: Final = "ram"
 """Name of the pool of this host's RAM, also where a GPU shares it."""
 
-EngineName = Literal["llama_cpp_python", "llama_server"]
+EngineName = Literal["llama_cpp_python", "llama_server", "llama_bench", "served"]
 
 
 class Fact(NamedTuple):
@@ -113,6 +113,8 @@ class Device:
         integrated: shares the host's memory without being worth a split with a discrete card.
         bandwidth: bytes/second. flops: peak half-precision operations/second.
         link_bandwidth: bytes/second between host and device; None where unknown.
+        compute_capability: what code must be built for: CUDA's `8.9`, AMD's `gfx1100`.
+        bus: the link at its best, `PCIe 4.0 x16`. runtime: the driver's programming interface, `CUDA 12.4`.
     """
 
     name: str
@@ -128,18 +130,24 @@ class Device:
     unified: bool = False
     integrated: bool = False
     compute_capability: str | None = None
+    bus: str | None = None
     driver: str | None = None
+    runtime: str | None = None
     source: str = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineDevice:
-    """An accelerator as an engine lists it; bytes as the engine reports them."""
+    """An accelerator as an engine lists it; bytes as the engine reports them.
+
+    `integrated`: the engine says that it shares the host's memory (`uma: 1`); False also where it says nothing.
+    """
 
     name: str
     description: str
     total_bytes: int
     free_bytes: int
+    integrated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +165,9 @@ class EngineFacts:
         extra_buffers_problem: why extra buffers are off although the engine has them, None if they are not.
         gpu_offload: whether it can offload layers to any device.
         prompt_cache: whether it has a host prompt cache (`cache_ram`).
-        flags: long options its `--help` knows, without dashes; empty for a library.
+        flags: long options its `--help` knows, without dashes; empty for a library. For llama-bench also the words that
+            an option takes: `flash-attn=on`.
+        cuda_archs: architectures its CUDA code was compiled for (`890` is capability 8.9); empty if it does not say.
     """
 
     name: EngineName
@@ -172,6 +182,7 @@ class EngineFacts:
     gpu_offload: bool = False
     prompt_cache: bool = False
     flags: frozenset[str] = frozenset()
+    cuda_archs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,8 @@ from magnitude_tune.fingerprint.values import Device, EngineFacts, EngineName, F
 __all__ = ["choose_engine", "machine_for_engine"]
 
 _ORDER = get_args(EngineName)
+# Measures, but serves nobody: used only where it is asked for by name.
+_ON_REQUEST = ("llama_bench",)
 
 
 def choose_engine(
@@ -26,7 +28,9 @@ def choose_engine(
         UsageError: the wanted engine is not among those found on this machine.
     """
     in_order = sorted(machine.engines, key=lambda engine: _ORDER.index(engine.name))
-    engines = [engine for engine in in_order if wanted is None or engine.name == wanted]
+    engines = [
+        engine for engine in in_order if engine.name == wanted or (wanted is None and engine.name not in _ON_REQUEST)
+    ]
     if wanted is not None and not engines and machine.engines:
         found = ", ".join(sorted({engine.name for engine in machine.engines}))
         raise UsageError(

@@ -69,6 +69,7 @@ _ENGINES: Final[Mapping[str, str | None]] = {
     "llamacpp": None,
     "llama_server": "llama_server",
     "llama_cpp_python": "llama_cpp_python",
+    "llama_bench": "llama_bench",
 }
 _CONCESSIONS: Final[tuple[Concession, ...]] = get_args(Concession)
 
@@ -234,7 +235,7 @@ def _can_be_a_path(text: str) -> bool:
 
 
 def read_engine(name: str, given: Given) -> Reading[str]:
-    """`llama_server` or `llama_cpp_python`; `llama_cpp` means llama.cpp in any form, a free choice."""
+    """`llama_server`, `llama_cpp_python` or `llama_bench`; `llama_cpp` means llama.cpp in any form, a free choice."""
     nothing: Reading[str] | None = absence(name, given)
     if nothing is not None:
         return nothing
@@ -243,7 +244,7 @@ def read_engine(name: str, given: Given) -> Reading[str]:
         return Reading(Unset.FREE)
     if text not in _ENGINES:
         what = f"the engine {shown(given.raw)} is not known"
-        raise refusal(given, what, "known are llama_cpp (any form), llama_server and llama_cpp_python")
+        raise refusal(given, what, "known are llama_cpp (any form), llama_server, llama_cpp_python and llama_bench")
     engine = _ENGINES[text]
     return Reading(Unset.FREE if engine is None else engine)
 

@@ -87,7 +87,9 @@ def resolve_request(options: ResolveOptions) -> Resolved:
         machine=machine,
         engine=engine,
         footprint=footprint_model(header, machine, engine),
-        speed=speed_model(header, machine, engine, shipped_coefficients(), evidence),
+        speed=speed_model(
+            header, machine, engine, shipped_coefficients(), evidence, n_prompt=request.workload.n_prompt
+        ),
     )
     known = (*found.notes, *about_engine, *_about_model(header))
     resolution = resolve(subject, request, known=known, magnitudes=options.magnitudes, busy_cores=options.busy_cores)
@@ -127,6 +129,8 @@ def _model(options: ResolveOptions, agent: AgentRequest | None, request: Request
 def _wanted_engine(options: ResolveOptions, request: Request) -> str | None:
     """RPC devices and an engine's path are llama-server's: the embedded engine has neither."""
     if not options.rpc and options.engine_path is None:
+        return request.engine
+    if request.engine == "llama_bench" and not options.rpc:
         return request.engine
     if request.engine not in (None, "llama_server"):
         raise UsageError(

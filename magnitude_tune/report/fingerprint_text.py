@@ -137,7 +137,7 @@ def _pool(device: Device, pool: Pool | None) -> str:
 
 
 def _engine(engine: EngineFacts) -> list[str]:
-    name = {"llama_cpp_python": "llama-cpp-python", "llama_server": "llama-server"}[engine.name]
+    name = {"llama_cpp_python": "llama-cpp-python"}.get(engine.name, engine.name.replace("_", "-"))
     lines = [f"Engine: {name} {engine.build}", _line("File", engine.path)]
     if engine.problem:
         return [*lines, _line("Cannot be used", engine.problem)]
