@@ -28,12 +28,43 @@ magnitude-tune bench agent.yaml
 
 magnitude-tune bench model.gguf --magnitude 4.0 --budget 60 --json
 
+magnitude-tune bench --history model.gguf; magnitude-tune bench --compare last~1 last
+
 Exit codes: 0 ok (a broken promise included), 2 usage, 3 bad config or model file, 4 does not fit, 5 engine failed,
 6 no engine is installed, 130 interrupted (what was measured is shown and kept)."""
 
-WHAT = Annotated[str, typer.Argument(metavar="AGENT.YAML|MODEL", help="An agent's config, or a GGUF file.")]
+WHAT = Annotated[
+    str | None,
+    typer.Argument(metavar="AGENT.YAML|MODEL", help="An agent's config, or a GGUF file.", show_default=False),
+]
 BUDGET = Annotated[
     float, typer.Option("--budget", min=1, max=86400, metavar="SECONDS", help="Time for warming up and measuring.")
+]
+_STORE = "Measurements that are stored (nothing is measured)"
+HISTORY = Annotated[
+    bool, typer.Option("--history", help="List stored runs, of one model where it is named.", rich_help_panel=_STORE)
+]
+COMPARE = Annotated[
+    tuple[str, str] | None,
+    typer.Option(
+        "--compare",
+        metavar="A B",
+        help="Compare two stored runs: ids or their starts, last, last~1.",
+        rich_help_panel=_STORE,
+        show_default=False,
+    ),
+]
+EXPORT = Annotated[
+    str | None,
+    typer.Option(
+        "--export", metavar="csv|json|sqlite", help="Write stored runs as llama-bench does.", rich_help_panel=_STORE
+    ),
+]
+IMPORT = Annotated[
+    str | None,
+    typer.Option(
+        "--import", metavar="FILE", help="Take in what llama-bench wrote; - is stdin.", rich_help_panel=_STORE
+    ),
 ]
 
 
@@ -54,7 +85,7 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    what: WHAT,
+    what: WHAT = None,
     *,
     budget: BUDGET = 120.0,
     json_output: JSON = False,
@@ -65,11 +96,23 @@ def bench(
     rpc: RPC = None,
     quiet: QUIET = False,
     verbose: VERBOSE = False,
+    history: HISTORY = False,
+    compare: COMPARE = None,
+    export: EXPORT = None,
+    import_file: IMPORT = None,
     flags: tuple[tuple[str, str], ...] = (),
 ) -> None:
     """Resolve, launch the engine, measure it, and show predicted beside measured."""
+    from magnitude_tune.cli.bench_store import StoreQuestion, answer_from_store
     from magnitude_tune.errors import UsageError
     from magnitude_tune.pipeline.resolve import ResolveOptions
+
+    question = StoreQuestion(history, compare, export, import_file, what, flags, json_output, output)
+    if question.asked:
+        answer_from_store(question)
+        return
+    if what is None:
+        raise UsageError("nothing to measure is named", where="bench", hint="give an agent's config or a GGUF file")
 
     for option, value in (("--machine", machine), ("--sysroot", sysroot)):
         if value is not None:
