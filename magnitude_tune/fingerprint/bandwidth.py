@@ -20,7 +20,7 @@ def measured_bandwidth(
     """The cached figure, or a new one that is then cached; None where there is too little memory to measure.
 
     A figure taken while other work kept threads off their cores is taken again ten minutes later, and the higher kept;
-    so is one that could not be had. `quick` takes a third of the time and half of the memory.
+    so is one that could not be had. `quick` copies for a third of the time.
     """
     found = _read(brand, cores, total_bytes)
     if found is not None and not found.is_due:
@@ -28,7 +28,7 @@ def measured_bandwidth(
     from magnitude_tune.fingerprint.copy_rate import buffer_bytes, measure
 
     n_bytes = buffer_bytes(available_bytes, cores)
-    new = measure(cores, n_bytes // 2, quick=True) if quick else measure(cores, n_bytes)
+    new = measure(cores, n_bytes, quick=True) if quick else measure(cores, n_bytes)
     if new is None:
         if found is None or not found.rate:
             _write(brand, cores, total_bytes, _Kept(0.0, "", time.time(), True))

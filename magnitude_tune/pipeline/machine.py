@@ -19,22 +19,38 @@ from magnitude_tune.fingerprint.values import (
     Pool,
 )
 
-__all__ = ["find_machine", "this_machine"]
+__all__ = ["find_machine"]
 
 _ENGINE_BACKENDS = {"CUDA": "cuda", "ROCm": "rocm", "Vulkan": "vulkan", "SYCL": "sycl", "RPC": "rpc", "Metal": "metal"}
 
 
 def find_machine(
-    *, machine: str | None = None, sysroot: str | None = None, engine_path: str | None = None, rpc: Sequence[str] = ()
+    *,
+    machine: str | None = None,
+    sysroot: str | None = None,
+    engine_path: str | None = None,
+    rpc: Sequence[str] = (),
+    in_depth: bool = False,
+    model: Path | None = None,
 ) -> Fingerprint:
     """The stored machine of that name or file, else the one of a sysroot, else this one.
+
+    `in_depth` reads also what no plan needs, and with it `model` measures how fast that file is read here.
 
     Raises:
         UsageError: options that exclude each other, or an unknown machine.
         InputFileError: a machine file that cannot be read.
     """
+    if model is not None and (machine is not None or sysroot is not None):
+        raise UsageError(
+            "a model's disk can be measured on this machine only",
+            where="--model",
+            hint="leave out --machine and --sysroot",
+        )
     if machine is None:
-        return this_machine(sysroot=sysroot, engine_path=engine_path, rpc=tuple(rpc))
+        root = Path("/") if sysroot is None else _root(sysroot)
+        found = collect(root=root, in_depth=in_depth, model=model)
+        return _with_engines(found, engine_path=engine_path, rpc=tuple(rpc))
     if sysroot is not None or engine_path is not None or rpc:
         raise UsageError(
             "--machine plans for a stored machine",
@@ -44,14 +60,13 @@ def find_machine(
     return load_machine(machine)
 
 
-def this_machine(*, sysroot: str | None, engine_path: str | None, rpc: tuple[str, ...]) -> Fingerprint:
-    """This machine (or the one whose /proc and /sys lie under `sysroot`) with its engines."""
-    found = collect() if sysroot is None else collect(root=_root(sysroot))
+def _with_engines(found: Fingerprint, *, engine_path: str | None, rpc: tuple[str, ...]) -> Fingerprint:
+    """A machine found here, or below a sysroot, with the engines of this one."""
     from magnitude_tune.engines.find import find_engines
     from magnitude_tune.engines.illegal import without_crashing_buffers
 
     engines = find_engines(engine_path=engine_path, rpc=rpc)
-    if sysroot is not None:
+    if found.stored:
         # The engines here would run there, the accelerators here would not.
         return replace(found, engines=tuple(replace(engine, devices=()) for engine in engines))
     engines = without_crashing_buffers(engines, found.machine_hash)

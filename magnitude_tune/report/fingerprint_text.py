@@ -6,6 +6,14 @@ from collections.abc import Iterable
 from typing import Final
 
 from magnitude_tune.fingerprint.values import Cpu, Device, EngineFacts, Fact, Fingerprint, Memory, Pool
+from magnitude_tune.report.fingerprint_details import (
+    activity_rows,
+    bandwidth_rows,
+    limit_rows,
+    memory_rows,
+    processor_rows,
+    system_rows,
+)
 from magnitude_tune.units import format_bytes
 
 __all__ = ["fingerprint_page"]
@@ -21,7 +29,10 @@ _SHOWN_FEATURES: Final = (
 
 def fingerprint_page(fingerprint: Fingerprint) -> str:
     """The page of `fingerprint`: processor, memory, accelerators, engines, and what is doubtful."""
-    sections = [_title(fingerprint), _cpu(fingerprint.cpu), _memory(fingerprint)]
+    sections = [_title(fingerprint), _cpu(fingerprint), _memory(fingerprint)]
+    if fingerprint.details is not None:
+        rows = (*system_rows(fingerprint.details), *activity_rows(fingerprint.details))
+        sections += [["System", *(_line(*row) for row in rows)]] if rows else []
     sections += [_device(device, fingerprint) for device in fingerprint.devices]
     sections += [_engine(engine) for engine in fingerprint.engines]
     if not fingerprint.engines:
@@ -41,7 +52,10 @@ def _line(label: str, value: str, source: str | None = None) -> str:
     return f"{text:<{_LABEL + _VALUE}}  {source}" if source else text
 
 
-def _cpu(cpu: Cpu) -> list[str]:
+def _cpu(fingerprint: Fingerprint) -> list[str]:
+    cpu, details = fingerprint.cpu, fingerprint.details
+    rows = [_line(*row) for row in processor_rows(details)] if details else []
+    rates = [_line(*row) for row in bandwidth_rows(details)] if details else []
     sources = dict(cpu.sources)
     features = [name for name in _SHOWN_FEATURES if name in cpu.features]
     return [
@@ -52,9 +66,11 @@ def _cpu(cpu: Cpu) -> list[str]:
         _line("Fast cores", _fast_cores(cpu), sources.get("performance_cores") or sources.get("cores")),
         _line("CPU quota", _quota(cpu), sources.get("quota")),
         _line("Logical CPUs", _logical(cpu), sources.get("cpus")),
+        *rows,
         _line("Clock", f"{cpu.max_hertz / 1e9:.2f} GHz" if cpu.max_hertz else "unknown", sources.get("max_hertz")),
         _line("Features", " ".join(features) or "unknown", sources.get("features")),
         _line("Memory bandwidth", _bandwidth(cpu.bandwidth), cpu.bandwidth.source),
+        *rates,
         _line("Arithmetic", _flops(cpu.flops), cpu.flops.source),
     ]
 
@@ -91,8 +107,11 @@ def _memory(fingerprint: Fingerprint) -> list[str]:
     if memory.limit_source:
         lines.append(_line("Host's total", format_bytes(memory.host_total_bytes), "before the limit"))
     lines.append(_line("Swap", _swap(memory)))
+    lines += [_line(*row) for row in limit_rows(memory)]
     if fingerprint.disk_bandwidth:
         lines.append(_line("Disk reads", _bandwidth(fingerprint.disk_bandwidth), fingerprint.disk_bandwidth.source))
+    if fingerprint.details is not None:
+        lines += [_line(*row) for row in memory_rows(fingerprint.details)]
     return lines
 
 
