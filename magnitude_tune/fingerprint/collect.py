@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.fingerprint import bandwidth, cgroups, host
+from magnitude_tune.fingerprint.accelerators import read_accelerators
 from magnitude_tune.fingerprint.disk import guessed_disk_bandwidth
 from magnitude_tune.fingerprint.identity import machine_hash
 from magnitude_tune.fingerprint.limits import address_space_note
 from magnitude_tune.fingerprint.memory import read_memory
-from magnitude_tune.fingerprint.nvidia import read_nvidia
 from magnitude_tune.fingerprint.processor import Processor, brand_from_library, peak_flops, read_processor
 from magnitude_tune.fingerprint.runner import CommandRunner, run_command
 from magnitude_tune.fingerprint.topology import Topology, read_nodes, read_topology
 from magnitude_tune.fingerprint.tree import Tree
-from magnitude_tune.fingerprint.values import HOST_POOL, Cpu, Device, Fact, Fingerprint, Memory, Pool
+from magnitude_tune.fingerprint.values import HOST_POOL, Cpu, Fact, Fingerprint, Memory, Pool
 from magnitude_tune.magnitude import usable_cores
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def collect(
         notes.append(_failed("the host's memory cannot be read: /proc/meminfo gives no total, so nothing will fit"))
     processor, topology = _processor(tree, facts)
     cpu, cpu_notes = _cpu(tree, _named(tree, run, processor), topology, memory, cached_only)
-    devices, pools, device_notes = _devices(tree, facts, run, memory)
+    devices, pools, device_notes = read_accelerators(tree, facts, run, memory)
     notes += [*cpu_notes, *device_notes]
     if (limit_note := address_space_note(memory)) is not None:
         notes.append(limit_note)
@@ -181,31 +180,3 @@ def _bandwidth(tree: Tree, processor: Processor, cores: int, memory: Memory, cac
     elif tree.live:
         found = bandwidth.measured_bandwidth(processor.brand, cores, memory.total_bytes, memory.available_bytes)
     return found or bandwidth.guessed_bandwidth(cores)
-
-
-def _devices(
-    tree: Tree, facts: dict[str, str], run: CommandRunner | None, memory: Memory
-) -> tuple[tuple[Device, ...], tuple[Pool, ...], tuple[Finding, ...]]:
-    if facts:
-        from magnitude_tune.fingerprint.elsewhere import metal_device
-
-        metal = metal_device(facts, memory)
-        return (metal,) if metal else (), (), ()
-    if run is not None or (tree.live and _is_installed("nvidia-smi")):
-        found = read_nvidia(run or run_command, memory, os.environ if tree.live else {})
-        return found.devices, found.pools, found.notes
-    if tree.text("proc/driver/nvidia/version") is None:
-        return (), (), ()
-    here = "nvidia-smi is not on PATH" if tree.live else "a copied tree does not list them"
-    note = Finding(
-        Rule.PROBE_FAILED,
-        f"there is an NVIDIA driver, but its cards are unknown: {here}",
-        fix="install nvidia-smi" if tree.live else "run `magnitude-tune fingerprint --json` on that machine instead",
-    )
-    return (), (), (note,)
-
-
-def _is_installed(program: str) -> bool:
-    import shutil
-
-    return shutil.which(program) is not None

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 from magnitude_tune.fingerprint.values import Fact
 from magnitude_tune.units import GIB
 
-__all__ = ["KnownDevice", "guessed_rates", "known_device"]
+__all__ = ["KnownDevice", "guessed_rates", "known_device", "least_variant", "same_model"]
 
 _TABLE: Final = Path(__file__).with_name("devices.csv")
 # Words that vendors put before, or tables after, the words that tell two devices apart.
 _EMPTY_WORDS: Final = frozenset(
-    {"nvidia", "amd", "intel", "tesla", "graphics", "form", "factor", "edition", "unstated"}
+    {"nvidia", "amd", "ati", "intel", "tesla", "graphics", "form", "factor", "edition", "unstated"}
 )
 _CAPACITY: Final = re.compile(r"[0-9]+gb", re.ASCII)
 
@@ -48,6 +48,18 @@ def known_device(name: str, total_bytes: int | None) -> KnownDevice | None:
     return min(rows, key=lambda row: row.bandwidth.value, default=None)
 
 
+def least_variant(name: str) -> KnownDevice | None:
+    """The slowest of the rows that name variants of a device, as `Apple M2 Max (30-core GPU)`; None without any."""
+    rows = [row for row in _rows() if row.name.startswith(f"{name} (")]
+    return min(rows, key=lambda row: (row.bandwidth.value, row.flops.value), default=None)
+
+
+def same_model(one: str, other: str) -> bool:
+    """Whether two names mean the same model: what drivers add in brackets, and vendors' words, do not count."""
+    plain = [_words(re.sub(r"\([^()]*\)", " ", name)) for name in (one, other)]
+    return bool(plain[0]) and plain[0] == plain[1]
+
+
 def guessed_rates(name: str, *, shares_host: bool) -> tuple[Fact, Fact]:
     """Modest rates for a device that the table does not know, and a source that says so.
 
@@ -60,7 +72,7 @@ def guessed_rates(name: str, *, shares_host: bool) -> tuple[Fact, Fact]:
 
 
 def _words(name: str) -> frozenset[str]:
-    words = re.findall(r"[a-z0-9]+", name.lower())
+    words = re.findall(r"[a-z0-9]+", re.sub(r"\((?:r|tm|c)\)", " ", name.lower()))
     return frozenset(word for word in words if word not in _EMPTY_WORDS and not _CAPACITY.fullmatch(word))
 
 

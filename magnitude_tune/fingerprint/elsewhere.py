@@ -7,14 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from magnitude_tune.fingerprint.device_table import guessed_rates, known_device
 from magnitude_tune.fingerprint.processor import Processor
 from magnitude_tune.fingerprint.runner import CommandRunner
 from magnitude_tune.fingerprint.topology import Topology
-from magnitude_tune.fingerprint.values import HOST_POOL, Device, Memory
-from magnitude_tune.units import GIB, MIB
+from magnitude_tune.fingerprint.values import Memory
 
-__all__ = ["fact_number", "metal_device", "read_sysctl", "system_memory", "system_processor", "system_topology"]
+__all__ = ["fact_number", "read_sysctl", "system_memory", "system_processor", "system_topology"]
 
 _SECONDS: Final = 5.0
 _NAMES: Final = (
@@ -135,33 +133,4 @@ def system_memory() -> Memory:
         swap_total_bytes=swap.total,
         swap_free_bytes=swap.free,
         sources=(("total", "psutil"), ("available", "psutil")),
-    )
-
-
-def metal_device(facts: dict[str, str], memory: Memory) -> Device | None:
-    """The GPU of an Apple chip: it shares the host's memory up to a working-set limit; None on Intel's Macs.
-
-    The limit is `iogpu.wired_limit_mb` where it is set, else macOS's default, as engines log it: two thirds of the
-    memory up to 32 GiB, three quarters above.
-    """
-    brand = facts.get("machdep.cpu.brand_string", "")
-    if facts.get("hw.optional.arm64") != "1" or not brand:
-        return None
-    total = memory.total_bytes
-    limit = fact_number(facts, "iogpu.wired_limit_mb")
-    cap = min(limit * MIB, total) if limit else total * 2 // 3 if total <= 32 * GIB else total * 3 // 4
-    known = known_device(brand, None)
-    guessed = guessed_rates(brand, shares_host=True)
-    return Device(
-        name="MTL0",
-        backend="metal",
-        pool=HOST_POOL,
-        description=brand,
-        total_bytes=total,
-        free_bytes=min(memory.available_bytes, cap),
-        bandwidth=known.bandwidth if known else guessed[0],
-        flops=known.flops if known else guessed[1],
-        cap_bytes=cap,
-        unified=True,
-        source="sysctl",
     )

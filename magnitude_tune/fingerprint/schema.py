@@ -125,7 +125,9 @@ class _DeviceIn(_Strict):
     flops: _FactIn
     link_bandwidth: _FactIn | None = None
     compute_capability: Text | None = None
+    bus: Text | None = None
     driver: Text | None = None
+    runtime: Text | None = None
     source: Text = "unknown"
 
     def value_of(self) -> Device:
@@ -145,6 +147,7 @@ class _EngineDeviceIn(_Strict):
     description: Text
     total_bytes: Bytes
     free_bytes: Bytes
+    integrated: bool = False
 
 
 class _EngineIn(_Strict):
@@ -160,6 +163,7 @@ class _EngineIn(_Strict):
     gpu_offload: bool = False
     prompt_cache: bool = False
     flags: list[Text] = []
+    cuda_archs: list[Count] = []
 
     def value_of(self) -> EngineFacts:
         return EngineFacts(
@@ -169,6 +173,7 @@ class _EngineIn(_Strict):
                 "devices": tuple(EngineDevice(**dict(device)) for device in self.devices),
                 "extra_buffers": tuple(self.extra_buffers),
                 "flags": frozenset(self.flags),
+                "cuda_archs": tuple(self.cuda_archs),
             }
         )
 

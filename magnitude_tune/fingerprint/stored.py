@@ -103,7 +103,9 @@ def _device(device: Device) -> dict[str, object]:
         "flops": _fact(device.flops),
         "link_bandwidth": _fact(device.link_bandwidth),
         "compute_capability": device.compute_capability,
+        "bus": device.bus,
         "driver": device.driver,
+        "runtime": device.runtime,
         "source": device.source,
     }
 
@@ -122,6 +124,7 @@ def _engine(engine: EngineFacts) -> dict[str, object]:
                 "description": device.description,
                 "total_bytes": device.total_bytes,
                 "free_bytes": device.free_bytes,
+                "integrated": device.integrated,
             }
             for device in engine.devices
         ],
@@ -130,6 +133,7 @@ def _engine(engine: EngineFacts) -> dict[str, object]:
         "gpu_offload": engine.gpu_offload,
         "prompt_cache": engine.prompt_cache,
         "flags": sorted(engine.flags),
+        "cuda_archs": list(engine.cuda_archs),
     }
 
 

@@ -7,7 +7,8 @@ import pytest
 from magnitude_tune.findings import Rule
 from magnitude_tune.fingerprint.collect import collect
 from magnitude_tune.fingerprint.device_table import known_device
-from magnitude_tune.fingerprint.nvidia import QUERY_SECONDS, read_nvidia
+from magnitude_tune.fingerprint.nvidia import read_nvidia
+from magnitude_tune.fingerprint.nvidia_smi import QUERY_SECONDS
 from magnitude_tune.fingerprint.values import HOST_POOL, Memory
 
 MIB = 1 << 20
