@@ -1,14 +1,17 @@
-"""How fast a model is read from disk: a guess by the kinds of disk there are, until loading has been measured."""
+"""How fast a model is read from disk: as measured earlier on its device, else a guess by the kinds of disk."""
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from magnitude_tune.fingerprint.tree import Tree
 from magnitude_tune.fingerprint.values import Fact
 
-__all__ = ["guessed_disk_bandwidth"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["disk_bandwidth", "guessed_disk_bandwidth"]
 
 # Sequential reads in bytes/second, modest for the kind: PCIe 3.0 x4 and SATA carry 3.5 and 0.55 GB/s at most.
 _KINDS: Final = (
@@ -18,6 +21,16 @@ _KINDS: Final = (
     (r"mmcblk[0-9]+", "memory card", 8e7),
 )
 _ROTATING: Final = 1.5e8
+
+
+def disk_bandwidth(tree: Tree, model: Path | None) -> Fact | None:
+    """The rate measured earlier on the device that holds the model, where it is this machine's; else a guess."""
+    if model is not None and tree.live:
+        from magnitude_tune.fingerprint.filesystem import cached_read_rate
+
+        if (rate := cached_read_rate(model, tree)) is not None:
+            return rate
+    return guessed_disk_bandwidth(tree)
 
 
 def guessed_disk_bandwidth(tree: Tree) -> Fact | None:

@@ -16,7 +16,7 @@ from magnitude_tune.fingerprint.values import Fact
 __all__ = ["Mount", "cached_read_rate", "filesystem_note", "find_mount", "measured_read_rate"]
 
 _RETRY_SECONDS: Final = 7 * 86400.0
-_NETWORK: Final = re.compile(r"nfs4?|cifs|smb3?|fuse\.(sshfs|rclone|s3fs|gcsfuse)|ceph|lustre|glusterfs|afs|beegfs")
+_NETWORK: Final = r"nfs4?|cifs|smb3?|fuse\.(sshfs|rclone|s3fs|gcsfuse)|ceph|lustre|glusterfs|afs|beegfs"
 _IN_MEMORY: Final = frozenset(("tmpfs", "ramfs"))
 
 
@@ -90,7 +90,7 @@ def filesystem_note(mount: Mount) -> Finding | None:
             f"the model lies on {mount.kind} at {mount.point}: it takes its size of memory there, loaded or not",
             fix="keep models on a disk",
         )
-    if _NETWORK.fullmatch(mount.kind):
+    if re.fullmatch(_NETWORK, mount.kind):
         return Finding(
             Rule.MACHINE_LIMITED,
             f"the model lies on a network filesystem ({mount.kind} at {mount.point}): loading takes as long as the "

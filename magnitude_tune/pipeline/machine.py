@@ -35,13 +35,14 @@ def find_machine(
 ) -> Fingerprint:
     """The stored machine of that name or file, else the one of a sysroot, else this one.
 
-    `in_depth` reads also what no plan needs, and with it `model` measures how fast that file is read here.
+    `in_depth` reads also what no plan needs. Of a `model` on this machine, the rate of its disk is taken as measured
+    earlier; with `in_depth` it is measured now.
 
     Raises:
         UsageError: options that exclude each other, or an unknown machine.
         InputFileError: a machine file that cannot be read.
     """
-    if model is not None and (machine is not None or sysroot is not None):
+    if in_depth and model is not None and (machine is not None or sysroot is not None):
         raise UsageError(
             "a model's disk can be measured on this machine only",
             where="--model",

@@ -77,7 +77,11 @@ def resolve_request(options: ResolveOptions) -> Resolved:
     agent, request = read_request(options)
     header = _model(options, agent, request)
     found = find_machine(
-        machine=options.machine, sysroot=options.sysroot, engine_path=options.engine_path, rpc=options.rpc
+        machine=options.machine,
+        sysroot=options.sysroot,
+        engine_path=options.engine_path,
+        rpc=options.rpc,
+        model=Path(header.path),
     )
     engine, about_engine = choose_engine(found, _wanted_engine(options, request), request.sources.get("engine"))
     machine = machine_for_engine(found, engine)
