@@ -99,7 +99,7 @@ def explained(error: Exception, path: Path) -> UsageError:
     text = str(error)
     if isinstance(error, sqlite3.DatabaseError) and ("not a database" in text or "malformed" in text):
         hint = "move the file away; a new one is begun by the next bench"
-    elif "full" in text:
+    elif "full" in text or "disk I/O" in text:
         hint = "make room on the disk, or set MAGNITUDE_TUNE_HOME to another folder"
     else:
         hint = "make the folder writable, or set MAGNITUDE_TUNE_HOME to another folder"

@@ -8,18 +8,18 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from observations.measured import QUIET, SETTINGS, measurement, samples
 
-from magnitude_tune.engines.values import BufferLine, MemoryReading, Sample
+from magnitude_tune.engines.values import BufferLine, Sample
 from magnitude_tune.errors import UsageError
 from magnitude_tune.observations.schema import MIGRATIONS
 from magnitude_tune.observations.store import evidence_for, store, store_path
-from magnitude_tune.observations.values import Disturbance, LeftOut, Measurement
-from magnitude_tune.request import Settings, Workload
+from magnitude_tune.observations.values import LeftOut
+from magnitude_tune.request import Workload
 
 LLAMA_BENCH_COLUMNS = """
 build_commit build_number cpu_info gpu_info backends model_filename model_type model_size model_n_params n_batch
@@ -27,52 +27,6 @@ n_ubatch n_threads cpu_mask cpu_strict poll type_k type_v n_gpu_layers n_cpu_moe
 no_kv_offload flash_attn devices tensor_split tensor_buft_overrides load_mode lazy_mode embeddings no_op_offload
 no_host repack fit_target fit_min_ctx n_prompt n_gen n_depth test_time avg_ns stddev_ns avg_ts stddev_ts
 """
-
-SETTINGS = Settings(n_gpu_layers=0, n_threads=2, n_threads_batch=2, n_batch=512, n_ubatch=512, n_ctx=1024)
-QUIET = Disturbance(
-    steal_fraction=0.0,
-    pressure_cpu_percent=0.0,
-    pressure_memory_percent=0.0,
-    other_cores=0.1,
-    load_before=0.2,
-    swapped_bytes=0,
-)
-
-
-def samples(n_tokens: int, rates: Sequence[float]) -> tuple[Sample, ...]:
-    """Samples of that many tokens at those rates."""
-    return tuple(Sample(n_tokens, n_tokens / rate) for rate in rates)
-
-
-def measurement(**changes: object) -> Measurement:
-    """A clean run with a few changes."""
-    base = Measurement(
-        started_at="2026-11-30T12:00:00Z",
-        machine_hash="machine",
-        cpu_info="A CPU",
-        gpu_info="",
-        engine="llama_cpp_python",
-        engine_build="0.3.36",
-        engine_backends="CPU",
-        model_path="model.gguf",
-        model_hash="model",
-        model_type="gemma3 268M Q4_K_M",
-        model_bytes=253_000_000,
-        model_n_params=268_000_000,
-        settings=SETTINGS,
-        n_prompt=512,
-        n_gen=128,
-        n_depth=0,
-        pp_samples=samples(512, (200.0, 210.0, 205.0)),
-        tg_samples=samples(128, (40.0, 41.0, 42.0)),
-        ready_seconds=1.5,
-        memory=MemoryReading(1_000, 2_000, 3_000, 0),
-        buffers=(BufferLine("CPU_Mapped", "model", 1_000),),
-        disturbance=QUIET,
-        magnitude_requested=4.0,
-        magnitude_executed=3.9,
-    )
-    return replace(base, **changes)  # type: ignore[arg-type]
 
 
 def evidence() -> tuple[object, ...]:
@@ -331,7 +285,7 @@ def test_processes_that_begin_the_store_at_once_all_keep_their_runs() -> None:
     """Three processes that create, migrate and write at the same time lose nothing."""
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from test_store import measurement\n"
+        "from measured import measurement\n"
         "from magnitude_tune.observations.store import store\n"
         "for _ in range(5): store(measurement())\n"
     )
