@@ -33,12 +33,11 @@ class Rule(Enum):
     NO_ENGINE = ("MT009", Severity.INFO)
     DEVICE_LEFT_OUT = ("MT010", Severity.WARNING)
     THREADS_UNSET = ("MT011", Severity.INFO)
-    TOO_MANY_THREADS = ("MT012", Severity.WARNING)
     CONTEXT_BEYOND_TRAINED = ("MT013", Severity.WARNING)
     CONTEXT_DEFAULTED = ("MT014", Severity.INFO)
     CONCESSION = ("MT015", Severity.WARNING)
     FLASH_ATTENTION_FORCED = ("MT016", Severity.WARNING)
-    BATCH_ADJUSTED = ("MT017", Severity.INFO)
+    PIN_ADJUSTED = ("MT017", Severity.WARNING)
     UNKNOWN_TENSOR_TYPE = ("MT018", Severity.WARNING)
     INCOMPLETE_MODEL = ("MT019", Severity.ERROR)
     NO_CHAT_TEMPLATE = ("MT020", Severity.INFO)
@@ -51,6 +50,7 @@ class Rule(Enum):
     OFFLOAD_DIFFERS = ("MT027", Severity.WARNING)
     TARGET_OUT_OF_REACH = ("MT028", Severity.WARNING)
     EMPTY_VALUE = ("MT029", Severity.INFO)
+    ENGINE_ENDED = ("MT030", Severity.ERROR)
     MACHINE_LIMITED = ("MT040", Severity.INFO)
 
     def __init__(self, id_: str, severity: Severity) -> None:

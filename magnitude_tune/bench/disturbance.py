@@ -5,16 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
+from magnitude_tune.bench.heat import read_celsius, read_hertz, read_throttles
 from magnitude_tune.engines.rpc import is_loopback, split_address
 from magnitude_tune.observations.values import Disturbance
 from magnitude_tune.units import MIB, format_bytes
 
-__all__ = ["Reading", "Watch", "busy_cores", "disturbance_between", "doubts", "groups_of_listeners"]
+__all__ = [
+    "Reading",
+    "Watch",
+    "busy_cores",
+    "combined",
+    "disturbance_between",
+    "doubts",
+    "groups_of_listeners",
+    "with_heat",
+]
 
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -41,6 +52,9 @@ class Reading:
     pressure_memory_seconds: float | None
     load: float | None
     swapped_bytes: int | None
+    hertz: float | None = None
+    celsius: float | None = None
+    throttles: int | None = None
 
 
 class Watch:
@@ -59,6 +73,7 @@ class Watch:
         clock: Callable[[], float] = time.monotonic,
         cpus: frozenset[int] | None = None,
     ) -> None:
+        self._root = root
         self._proc = root / "proc"
         self._clock = clock
         self._cpus = cpus if cpus is not None else _affinity()
@@ -70,6 +85,8 @@ class Watch:
 
     def read(self, groups: Iterable[int] = ()) -> Reading:
         """The counters now; processes of `groups` and this process count as our own."""
+        # The clock first: cores slow down as soon as they have nothing to do.
+        hertz = read_hertz(self._root, self._cpus)
         busy, steal = self._cpu_times()
         return Reading(
             at_seconds=self._clock(),
@@ -81,6 +98,9 @@ class Watch:
             pressure_memory_seconds=self._pressure("memory"),
             load=self._load(),
             swapped_bytes=self._swapped_bytes(),
+            hertz=hertz,
+            celsius=read_celsius(self._root),
+            throttles=read_throttles(self._root, self._cpus),
         )
 
     def _text(self, path: Path) -> str:
@@ -147,8 +167,8 @@ class Watch:
         return sum(pages) * _PAGE_BYTES if pages else None
 
 
-def disturbance_between(before: Reading, after: Reading, notes: tuple[str, ...] = ()) -> Disturbance:
-    """What went on between two readings; `notes` are the caller's doubts about the samples it uses."""
+def disturbance_between(before: Reading, after: Reading) -> Disturbance:
+    """What went on between two readings."""
     span = after.at_seconds - before.at_seconds
     busy = _grown(before.busy_seconds, after.busy_seconds)
     steal = _grown(before.steal_seconds, after.steal_seconds)
@@ -162,6 +182,51 @@ def disturbance_between(before: Reading, after: Reading, notes: tuple[str, ...] 
         other_cores=max(0.0, busy - own) / span if busy is not None and long_enough else None,
         load_before=before.load,
         swapped_bytes=None if swapped is None else int(swapped),
+    )
+
+
+def with_heat(seen: Disturbance, first: Reading, after: Sequence[Reading]) -> Disturbance:
+    """`seen` with what the clock and the heat did: `first` is from before the samples, `after` from after each.
+
+    The change of the clock is that from the first third of the samples to the last one.
+    """
+    clocks = [reading.hertz for reading in after if reading.hertz is not None]
+    degrees = [reading.celsius for reading in after if reading.celsius is not None]
+    third = max(1, len(clocks) // 3)
+    throttles = _grown(first.throttles, after[-1].throttles) if after else None
+    return replace(
+        seen,
+        clock_change=fmean(clocks[-third:]) / fmean(clocks[:third]) - 1 if clocks else None,
+        celsius_highest=max(degrees) if degrees else None,
+        throttles=None if throttles is None else int(throttles),
+    )
+
+
+def combined(parts: Sequence[tuple[float, Disturbance]], notes: tuple[str, ...]) -> Disturbance:
+    """What went on over several spans (seconds each); `notes` are the doubts about the samples in use."""
+    seen = [part for _, part in parts]
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [(span, value) for (span, _), value in zip(parts, values, strict=True) if value is not None]
+        total = sum(span for span, _ in known)
+        if total <= 0:
+            return known[0][1] if known else None
+        return sum(span * value for span, value in known) / total
+
+    changes = [part.clock_change for part in seen if part.clock_change is not None]
+    degrees = [part.celsius_highest for part in seen if part.celsius_highest is not None]
+    throttles = [part.throttles for part in seen if part.throttles is not None]
+    swapped = [part.swapped_bytes for part in seen if part.swapped_bytes is not None]
+    return Disturbance(
+        steal_fraction=mean([part.steal_fraction for part in seen]),
+        pressure_cpu_percent=mean([part.pressure_cpu_percent for part in seen]),
+        pressure_memory_percent=mean([part.pressure_memory_percent for part in seen]),
+        other_cores=mean([part.other_cores for part in seen]),
+        load_before=seen[0].load_before if seen else None,
+        swapped_bytes=sum(swapped) if swapped else None,
+        clock_change=min(changes) if changes else None,
+        celsius_highest=max(degrees) if degrees else None,
+        throttles=sum(throttles) if throttles else None,
         notes=notes,
     )
 

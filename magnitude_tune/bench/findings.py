@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Final
 
 from magnitude_tune.bench.statistics import drift
 from magnitude_tune.engines.rpc import device_of_buffer
@@ -12,10 +13,12 @@ from magnitude_tune.observations.values import Measurement
 
 __all__ = ["offloaded_bytes", "run_findings"]
 
+_SUSPECT_CLOCK: Final = 0.10
+
 
 def run_findings(measurement: Measurement) -> tuple[Finding, ...]:
     """Findings of one measurement."""
-    return (*_disturbed(measurement), *_sinking(measurement), *_offload(measurement))
+    return (*_disturbed(measurement), *_sinking(measurement), *_hot(measurement), *_offload(measurement))
 
 
 def offloaded_bytes(measurement: Measurement) -> dict[str, int]:
@@ -50,6 +53,21 @@ def _sinking(measurement: Measurement) -> Iterator[Finding]:
                 f"sustained after a peak of {seen.peak:.1f}: heat or a power limit is likely",
                 fix="let the machine cool down and run bench again; plan with the sustained figure",
             )
+
+
+def _hot(measurement: Measurement) -> Iterator[Finding]:
+    seen = measurement.disturbance
+    signs = []
+    if seen.clock_change is not None and seen.clock_change <= -_SUSPECT_CLOCK:
+        signs.append(f"the CPU's clock fell by {-seen.clock_change:.0%} within the run")
+    if seen.throttles:
+        signs.append(f"cores were slowed down for heat {seen.throttles} times")
+    if not signs:
+        return
+    if seen.celsius_highest is not None:
+        signs.append(f"the hottest sensor showed {seen.celsius_highest:.0f} °C")
+    fix = "let the machine cool down and run bench again; plan with the sustained figure"
+    yield Finding(Rule.DISTURBED_MEASUREMENT, ", ".join(signs), fix=fix)
 
 
 def _offload(measurement: Measurement) -> Iterator[Finding]:

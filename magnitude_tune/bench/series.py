@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Final, Literal
 
 from magnitude_tune.bench.statistics import warm_up_count
+from magnitude_tune.bench.values import Taken
 from magnitude_tune.engines.values import Sample
 from magnitude_tune.observations.statistics import MIN_SAMPLES, Summary, summarise
 from magnitude_tune.observations.values import LeftOut
@@ -25,14 +27,25 @@ class Series:
 
     def __init__(self, test: Literal["pp", "tg"]) -> None:
         self._test: Literal["pp", "tg"] = test
-        self._taken: list[tuple[Sample, tuple[str, ...]]] = []
+        self._taken: list[Taken] = []
+        self._starts: list[int] = [0]
 
     def __len__(self) -> int:
         return len(self._taken)
 
     def add(self, sample: Sample, doubts: tuple[str, ...]) -> None:
         """Take one more sample, with why it is contaminated, if it is."""
-        self._taken.append((sample, doubts))
+        self._taken.append(Taken(sample, doubts))
+
+    def extend(self, taken: Iterable[Taken]) -> None:
+        """Take the samples of one more process, which had a warm-up of its own."""
+        self._starts.append(len(self._taken))
+        self._taken.extend(taken)
+
+    @property
+    def taken(self) -> tuple[Taken, ...]:
+        """All samples in the order they were taken."""
+        return tuple(self._taken)
 
     @property
     def used(self) -> tuple[Sample, ...]:
@@ -82,5 +95,8 @@ class Series:
 
     def _used(self) -> Sequence[int]:
         quiet = self._enough_quiet()
-        chosen = [index for index, (_, doubts) in enumerate(self._taken) if not (quiet and doubts)]
-        return chosen[warm_up_count([self._taken[index][0].rate for index in chosen]) :]
+        used: list[int] = []
+        for start, end in pairwise((*self._starts, len(self._taken))):
+            chosen = [index for index in range(start, end) if not (quiet and self._taken[index].doubts)]
+            used += chosen[warm_up_count([self._taken[index].sample.rate for index in chosen]) :]
+        return used

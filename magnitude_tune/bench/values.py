@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from magnitude_tune.engines.values import BufferLine, MemoryReading, Sample
 from magnitude_tune.findings import Finding
 from magnitude_tune.observations.statistics import Summary
-from magnitude_tune.observations.values import Measurement
+from magnitude_tune.observations.values import Disturbance, Measurement
+from magnitude_tune.request import Settings
 from magnitude_tune.throughput.values import Interval
 
-__all__ = ["BenchResult", "Progress", "Promise", "PromiseItem", "Quantity", "Report", "Stage", "Verdict"]
+__all__ = [
+    "BenchResult",
+    "Ending",
+    "Progress",
+    "Promise",
+    "PromiseItem",
+    "Quantity",
+    "Report",
+    "Slice",
+    "Stage",
+    "Taken",
+    "Verdict",
+]
 
 Verdict = Literal["kept", "broken", "undecided"]
 Quantity = Literal["pp", "tg", "turn_seconds", "ready_seconds", "peak_bytes"]
@@ -28,6 +42,44 @@ class Progress:
     n_samples: int = 0
     pp: float | None = None
     tg: float | None = None
+
+
+class Taken(NamedTuple):
+    """One sample and why it is contaminated, if it is."""
+
+    sample: Sample
+    doubts: tuple[str, ...] = ()
+
+
+class Ending(NamedTuple):
+    """Why a process gave fewer samples than it should have: what happened, and what to do."""
+
+    kind: Literal["interrupted", "crashed"]
+    what: str
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """What one process of one configuration gave: samples in the order they were taken, contaminated ones too.
+
+    `settings` are those that ran; `disturbance` covers the `span_seconds` from the first sample to the last;
+    `repack_crash` says how the engine ended with repacked weights before it was started without them.
+    """
+
+    started_at: str
+    settings: Settings
+    n_prompt: int
+    n_gen: int
+    pp: tuple[Taken, ...]
+    tg: tuple[Taken, ...]
+    ready_seconds: float | None
+    memory: MemoryReading | None
+    buffers: tuple[BufferLine, ...]
+    disturbance: Disturbance
+    span_seconds: float
+    ending: Ending | None = None
+    repack_crash: str | None = None
 
 
 Report = Callable[[Progress], None]
@@ -69,8 +121,12 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """One configuration, predicted and measured. `findings` are the run's own, not those of the resolution."""
+    """One configuration, predicted and measured. `findings` are the run's own, not those of the resolution.
+
+    `ending` is what ended the measuring early, if something did.
+    """
 
     measurement: Measurement
     promise: Promise
     findings: tuple[Finding, ...]
+    ending: Ending | None = None

@@ -149,6 +149,10 @@ def bench_and_report(options: BenchOptions) -> None:
 
         narrate("interrupted")
         raise typer.Exit(INTERRUPTED) from None
+    if result.ending is not None and result.ending.kind == "crashed":
+        from magnitude_tune.errors import EngineError
+
+        raise EngineError(result.ending.what, hint=result.ending.hint)
     if not result.measurement.complete:
         raise typer.Exit(INTERRUPTED)
 
@@ -168,8 +172,8 @@ def _measure_and_show(options: BenchOptions) -> BenchResult:
     _show(result, resolved, options, stored)
     if problem is not None:
         raise problem
-    if not result.measurement.complete:
-        narrate("interrupted: what was measured until then is shown" + (" and kept" if stored else ""))
+    if result.ending is not None:
+        narrate(f"{result.ending.kind}: what was measured until then is shown" + (" and kept" if stored else ""))
     return result
 
 
@@ -179,6 +183,8 @@ def _measured(options: BenchOptions) -> tuple[Resolved, BenchResult]:
     from magnitude_tune.engines.sessions import open_or_without_repack
 
     resolved = _announced(options)
+    if not _still_fits(resolved, options.resolve):
+        resolved = _announced(options)
     try:
         return resolved, _run(resolved, options, _open_as_planned)
     except _RepackingCrashes as crash:
@@ -219,6 +225,23 @@ def _announced(options: BenchOptions) -> Resolved:
         if finding.rule is Rule.OVERCOMMIT:
             narrate(f"WARNING: {finding.message}")
     return resolved
+
+
+def _still_fits(resolved: Resolved, options: ResolveOptions) -> bool:
+    """Whether the plan fits the memory that is free right before the launch; says so where it does not."""
+    from magnitude_tune.bench.launch import shortfalls
+    from magnitude_tune.cli.console import narrate
+    from magnitude_tune.pipeline.machine import find_machine
+    from magnitude_tune.units import format_bytes
+
+    now = find_machine(engine_path=options.engine_path, rpc=options.rpc)
+    short = shortfalls(resolved.resolution, now.pools)
+    for use in short:
+        narrate(
+            f"WARNING: {use.name} has {format_bytes(use.available_bytes)} left, the plan needs "
+            f"{format_bytes(use.reserved_bytes)}: planning again"
+        )
+    return not short
 
 
 def _run(resolved: Resolved, options: BenchOptions, open_engine: Opener) -> BenchResult:

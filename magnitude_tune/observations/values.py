@@ -13,7 +13,11 @@ __all__ = ["Disturbance", "LeftOut", "Measurement"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """What else went on during a run: fractions of the run's CPU time, pressure in percent, cores of others."""
+    """What else went on during a run: fractions of the run's CPU time, pressure in percent, cores of others.
+
+    `clock_change` is the CPU's clock in the last third of the samples against the first, -0.1 where it fell by 10 %;
+    `throttles` counts how often a core was slowed down for heat.
+    """
 
     steal_fraction: float | None
     pressure_cpu_percent: float | None
@@ -22,6 +26,9 @@ class Disturbance:
     load_before: float | None
     swapped_bytes: int | None
     notes: tuple[str, ...] = ()
+    clock_change: float | None = None
+    celsius_highest: float | None = None
+    throttles: int | None = None
 
     @property
     def clean(self) -> bool:

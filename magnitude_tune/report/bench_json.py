@@ -36,6 +36,7 @@ def bench_document(result: BenchResult, resolution: Mapping[str, object], stored
         "engine": {"name": measurement.engine, "build": measurement.engine_build},
         "started_at": measurement.started_at,
         "complete": measurement.complete,
+        "ending": None if result.ending is None else result.ending._asdict(),
         "stored": stored,
         "disturbance": dataclasses.asdict(measurement.disturbance) | {"clean": measurement.disturbance.clean},
         "buffers": [dataclasses.asdict(line) for line in measurement.buffers],

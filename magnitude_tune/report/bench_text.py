@@ -32,7 +32,7 @@ def bench_text(result: BenchResult, resolved: Resolved, stored: str | None) -> s
     """
     measurement = result.measurement
     parts = [
-        _title(resolved, measurement),
+        _title(resolved, result),
         _figures(result),
         _memory(resolved),
         _buffers(measurement),
@@ -43,9 +43,10 @@ def bench_text(result: BenchResult, resolved: Resolved, stored: str | None) -> s
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _title(resolved: Resolved, measurement: Measurement) -> str:
+def _title(resolved: Resolved, result: BenchResult) -> str:
+    measurement = result.measurement
     header, settings = resolved.header, measurement.settings
-    interrupted = "" if measurement.complete else ", interrupted"
+    ending = f", {result.ending.kind}" if result.ending else ""
     chosen = (
         f"n_gpu_layers={settings.n_gpu_layers}, n_threads={settings.n_threads}/{settings.n_threads_batch}, "
         f"n_batch={settings.n_batch}/{settings.n_ubatch}, n_ctx={settings.n_ctx}, "
@@ -56,7 +57,7 @@ def _title(resolved: Resolved, measurement: Measurement) -> str:
         ("machine", f"{resolved.machine.hostname}, {measurement.cpu_info or 'unknown CPU'}"),
         ("engine", f"{measurement.engine} {measurement.engine_build}"),
         ("settings", chosen),
-        ("measured", f"{measurement.n_prompt} tokens read, {measurement.n_gen} written{interrupted}"),
+        ("measured", f"{measurement.n_prompt} tokens read, {measurement.n_gen} written{ending}"),
     ]
     return rows_text(rows)
 
@@ -140,3 +141,9 @@ def _known(seen: Disturbance) -> Iterator[str]:
         yield f"for memory {seen.pressure_memory_percent:.0f} %"
     if seen.swapped_bytes:
         yield f"{format_bytes(seen.swapped_bytes)} swapped"
+    if seen.clock_change is not None:
+        yield f"clock {seen.clock_change:+.0%}"
+    if seen.celsius_highest is not None:
+        yield f"up to {seen.celsius_highest:.0f} °C"
+    if seen.throttles:
+        yield f"slowed for heat {seen.throttles} times"

@@ -125,8 +125,9 @@ def a_resolution() -> Resolution:
     )
 
 
-def a_machine() -> Fingerprint:
-    """Four cores, 8 GiB, one device over loopback RPC."""
+def a_machine(available_bytes: int | None = None) -> Fingerprint:
+    """Four cores, 8 GiB of which 6 GiB are free unless said otherwise, one device over loopback RPC."""
+    available = 6 * GIB if available_bytes is None else available_bytes
     fact = Fact(1e9, "guessed")
     return Fingerprint(
         hostname="host",
@@ -145,8 +146,8 @@ def a_machine() -> Fingerprint:
             bandwidth=fact,
             flops=fact,
         ),
-        memory=Memory(total_bytes=8 * GIB, available_bytes=6 * GIB, host_total_bytes=8 * GIB),
-        pools=(Pool("ram", "host", 8 * GIB, 6 * GIB),),
+        memory=Memory(total_bytes=8 * GIB, available_bytes=available, host_total_bytes=8 * GIB),
+        pools=(Pool("ram", "host", 8 * GIB, available),),
         devices=(
             Device(
                 name="RPC0",

@@ -10,6 +10,7 @@ from bench.stand_ins import FakeSession
 
 from magnitude_tune.bench.disturbance import Watch
 from magnitude_tune.bench.findings import run_findings
+from magnitude_tune.bench.launch import launch_of, ready_timeout_seconds, shortfalls
 from magnitude_tune.bench.run import Subject, run_bench
 from magnitude_tune.bench.values import BenchResult, Progress
 from magnitude_tune.engines.crashes import engine_crash
@@ -17,7 +18,7 @@ from magnitude_tune.engines.sessions import Opened
 from magnitude_tune.engines.values import BufferLine, Launch, Sample
 from magnitude_tune.errors import EngineError
 from magnitude_tune.findings import Rule
-from magnitude_tune.fingerprint.values import EngineFacts
+from magnitude_tune.fingerprint.values import EngineFacts, Fact, Pool
 from magnitude_tune.request import Workload
 from magnitude_tune.units import GIB, MIB
 
@@ -209,19 +210,57 @@ def test_an_interrupt_before_the_first_sample_has_nothing_to_keep(
     assert session.closed
 
 
-def test_a_crash_is_an_error_and_leaves_no_process(
-    subject: Subject, session: FakeSession, watch_with: WatchWith
-) -> None:
-    """An engine that dies in the middle is an error of the engine, not a measurement of zero."""
+def dying_at(piece: int) -> Callable[[int], None]:
+    """Ends the engine, as the kernel's out-of-memory killer does, before that piece of work."""
 
     def die(number: int) -> None:
-        if number == 4:
+        if number == piece:
             raise engine_crash("llama-server", -9, "")
 
-    session.before = die
+    return die
+
+
+def test_a_crash_before_the_first_sample_is_an_error_and_leaves_no_process(
+    subject: Subject, session: FakeSession, watch_with: WatchWith
+) -> None:
+    """An engine that dies while warming up is an error of the engine, not a measurement of zero."""
+    session.before = dying_at(1)
     with pytest.raises(EngineError, match="out of memory"):
         measured(subject, session, watch_with())
     assert session.closed
+
+
+def test_b86_a_crash_in_the_middle_keeps_the_samples_and_names_it(
+    subject: Subject, session: FakeSession, watch_with: WatchWith
+) -> None:
+    """An engine that dies after some samples leaves an incomplete run without a verdict, and its cause."""
+    session.before = dying_at(5)
+    result = measured(subject, session, watch_with())
+    assert session.closed
+    assert not result.measurement.complete
+    assert (len(result.measurement.pp_samples), len(result.measurement.tg_samples)) == (2, 1)
+    assert result.measurement.memory is None
+    assert result.ending is not None
+    assert (result.ending.kind, "out of memory" in result.ending.what) == ("crashed", True)
+    assert [finding.rule for finding in result.findings] == [Rule.ENGINE_ENDED]
+    assert result.promise.verdict == "undecided"
+
+
+def test_b14_a_large_model_on_a_slow_disk_is_waited_for(subject: Subject) -> None:
+    """The time to load follows the bytes to read and the disk's rate: 60 GB at 100 MB/s get 1800 s and two minutes."""
+    slow = Fact(100e6, "measured")
+    assert ready_timeout_seconds(60_000_000_000, slow) == pytest.approx(1920.0)
+    assert ready_timeout_seconds(60_000_000_000, None) > ready_timeout_seconds(60_000_000_000, slow)
+    assert 120 < ready_timeout_seconds(253_000_000, Fact(2e9, "measured")) < 125
+    assert launch_of(subject).ready_timeout_seconds == ready_timeout_seconds(subject.header.file_bytes, None)
+
+
+def test_b34_a_plan_that_lost_more_than_its_floor_no_longer_fits(subject: Subject) -> None:
+    """1 GiB reserved still fits 1 GiB, as the floor gives way. Below that the pool is named."""
+    resolution = subject.resolution
+    assert shortfalls(resolution, (Pool("ram", "host", 8 * GIB, GIB),)) == ()
+    (short,) = shortfalls(resolution, (Pool("ram", "host", 8 * GIB, GIB - 1), Pool("other", "card", GIB, 0)))
+    assert (short.name, short.reserved_bytes, short.available_bytes) == ("ram", GIB, GIB - 1)
 
 
 def test_a_run_without_repacking_says_so_and_decides_nothing_about_speed(

@@ -6,80 +6,23 @@ import json
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench.stand_ins import FakeSession, a_header, a_machine, a_resolution, an_engine
+from bench.stand_ins import FakeSession, a_resolution
+from cli.bench_command import Bench, a_resolved, n_stored
 from cli.console import MACHINES, run
 
-from magnitude_tune.bench.run import Opener
 from magnitude_tune.bench.values import Progress
-from magnitude_tune.cli.app import main
 from magnitude_tune.cli.bench_progress import LineProgress
-from magnitude_tune.engines.crashes import engine_crash
-from magnitude_tune.engines.sessions import Opened
-from magnitude_tune.engines.values import Launch
 from magnitude_tune.findings import Finding, Rule
-from magnitude_tune.fingerprint.values import EngineFacts
 from magnitude_tune.observations.store import store_path
-from magnitude_tune.pipeline.resolve import Resolved
-from magnitude_tune.request import Request
-
-Bench = Callable[..., int]
-
-
-def a_resolved(**changes: object) -> Resolved:
-    """What the pipeline would have given."""
-    resolved = Resolved(
-        resolution=a_resolution(),
-        request=Request(),
-        header=a_header(),
-        machine=a_machine(),
-        engine=an_engine(),
-        rpc=(),
-        agent=None,
-    )
-    return resolved._replace(**changes)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def session() -> FakeSession:
-    """A steady engine: 200 t/s reading, 40 t/s writing."""
-    return FakeSession()
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, session: FakeSession) -> Bench:
-    """Runs the command in this process on a stand-in engine and plan; gives the exit code."""
-
-    def command(*arguments: str, plans: Sequence[Resolved] = (), opener: Opener | None = None) -> int:
-        coming = iter(plans or [a_resolved()])
-        monkeypatch.setattr("magnitude_tune.pipeline.resolve.resolve_request", lambda _: next(coming))
-        monkeypatch.setattr("magnitude_tune.engines.sessions.open_or_without_repack", opener or session.opener)
-        # This machine's own neighbours are no part of these tests.
-        monkeypatch.setattr("magnitude_tune.bench.run.doubts", lambda *_, **__: ())
-        monkeypatch.setattr(sys, "argv", ["magnitude-tune", "bench", "model.gguf", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        return int(left.value.code or 0)
-
-    return command
-
-
-def n_stored() -> int:
-    """Rows in the store."""
-    connection = sqlite3.connect(store_path())
-    (count,) = connection.execute("SELECT count(*) FROM llama_bench").fetchone()
-    connection.close()
-    return int(count)
 
 
 def test_help_has_an_example_and_the_exit_codes() -> None:
@@ -223,93 +166,6 @@ def test_an_engine_that_cannot_run_says_why(bench: Bench, capsys: pytest.Capture
     resolved = a_resolved(engine=None, resolution=a_resolution()._replace(findings=(finding,)))
     assert bench(plans=[resolved]) == 6
     assert "libcuda.so.1 is missing" in capsys.readouterr().err
-
-
-def test_a_crash_of_the_engine_ends_with_5(
-    bench: Bench, session: FakeSession, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A dead engine is exit 5 with its kind; there is no result and nothing is stored."""
-
-    def die(_: int) -> None:
-        raise engine_crash("llama-server", -6, "GGML_ASSERT failed")
-
-    session.before = die
-    assert bench("--json") == 5
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert "abort" in shown.err
-    assert not store_path().exists()
-
-
-def test_an_interrupt_keeps_what_was_measured(
-    bench: Bench, session: FakeSession, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Ctrl-C shows and stores the samples so far and ends with 130."""
-
-    def interrupt(number: int) -> None:
-        if number == 5:
-            raise KeyboardInterrupt
-
-    session.before = interrupt
-    assert bench("--json") == 130
-    document = json.loads(capsys.readouterr().out)
-    assert document["complete"] is False
-    assert document["measured"]["pp"]["n"] == 2
-    assert n_stored() == 2
-
-
-def test_an_interrupt_before_the_first_sample_ends_with_130(
-    bench: Bench, session: FakeSession, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Ctrl-C while warming up shows no result."""
-
-    def interrupt(_: int) -> None:
-        raise KeyboardInterrupt
-
-    session.before = interrupt
-    assert bench() == 130
-    assert capsys.readouterr().out == ""
-
-
-def test_a_plan_whose_repacked_weights_crash_is_made_again(
-    bench: Bench, session: FakeSession, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """After an illegal instruction the request is resolved again, and what runs is held against its own prediction."""
-    plain = replace(a_resolution().settings, repack=False)
-    opened: list[bool] = []
-    crashed = FakeSession()
-
-    def opener(engine: EngineFacts, launch: Launch, machine_hash: str) -> Opened:
-        opened.append(launch.settings.repack)
-        if not launch.settings.repack:
-            return session.opener(engine, launch, machine_hash)
-        return Opened(crashed, replace(launch, settings=plain), engine_crash(engine.name, -4, ""))
-
-    plans = [a_resolved(), a_resolved(resolution=a_resolution()._replace(settings=plain))]
-    assert bench(plans=plans, opener=opener) == 0
-    assert opened == [True, False]
-    assert crashed.closed
-    shown = capsys.readouterr()
-    assert "illegal instruction" in shown.err
-    assert "planning again without" in shown.err
-    assert "Promise: kept" in shown.out
-
-
-def test_where_repacking_is_pinned_it_is_measured_without(
-    bench: Bench, session: FakeSession, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A plan that insists on repacking is run without it, found, and its promise of speed is not judged."""
-    plain = replace(a_resolution().settings, repack=False)
-
-    def opener(engine: EngineFacts, launch: Launch, machine_hash: str) -> Opened:
-        crash = engine_crash(engine.name, -4, "")
-        return Opened(session, replace(launch, settings=plain), crash)
-
-    assert bench("--json", plans=[a_resolved(), a_resolved()], opener=opener) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["settings"]["repack"] is False
-    assert [finding["id"] for finding in document["findings"]] == [Rule.ILLEGAL_INSTRUCTION_REMEMBERED.id]
-    assert document["promise"]["verdict"] == "undecided"
 
 
 def test_a_stored_machine_cannot_be_measured(tmp_path: Path) -> None:
