@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.fingerprint import bandwidth, cgroups, host
 from magnitude_tune.fingerprint.accelerators import read_accelerators
-from magnitude_tune.fingerprint.disk import guessed_disk_bandwidth
+from magnitude_tune.fingerprint.disk import disk_bandwidth
 from magnitude_tune.fingerprint.identity import machine_hash
 from magnitude_tune.fingerprint.limits import address_space_note
 from magnitude_tune.fingerprint.memory import read_memory
@@ -47,7 +47,7 @@ def collect(
         run: runs commands such as `nvidia-smi`; where None, this machine's, and none for another root.
         cached_only: do not measure what has not been measured yet; it is guessed then.
         in_depth: also read the details that no plan needs.
-        model: with `in_depth`, a model file of this machine, to say what it lies on and how fast that is read.
+        model: a model file of this machine: its disk's rate is the one measured earlier, or with `in_depth` now.
 
     Returns:
         The fingerprint; what a probe could not say is None, or a guess that says so, with a note.
@@ -76,7 +76,7 @@ def collect(
         memory=memory,
         pools=(host_pool, *pools),
         devices=devices,
-        disk_bandwidth=guessed_disk_bandwidth(tree),
+        disk_bandwidth=disk_bandwidth(tree, model),
         notes=tuple(notes),
         stored=not tree.live,
     )
