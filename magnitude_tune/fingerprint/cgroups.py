@@ -119,5 +119,7 @@ def _place(tree: Tree, controller: str, version: int) -> tuple[tuple[str, ...], 
         if version == 2 and number == "0" and not controllers:
             return mounts, path
         if version == 1 and controller in controllers.split(",") and re.fullmatch(r"[\w,]+", controllers, re.ASCII):
-            return tuple(dict.fromkeys((f"{_MOUNT}/{controllers}", *mounts))), path
+            # Kernels list joint controllers in one order, and the folder's name may have them in another.
+            ordered = ",".join(sorted(controllers.split(",")))
+            return tuple(dict.fromkeys((f"{_MOUNT}/{controllers}", f"{_MOUNT}/{ordered}", *mounts))), path
     return mounts, "/"

@@ -31,6 +31,8 @@ def read_virtual_machine(tree: Tree) -> tuple[str | None, str]:
     """The kind of hypervisor below this kernel and what says so; `none` on hardware, None where nothing tells."""
     if kind := tree.word("sys/hypervisor/type"):
         return kind[:40], "/sys/hypervisor/type"
+    if "microsoft-standard" in (tree.word("proc/version") or ""):
+        return "hyper-v", "/proc/version: the kernel of WSL 2"
     names = " ".join(tree.word(f"{_DMI}/{name}") or "" for name in ("sys_vendor", "product_name", "board_vendor"))
     for pattern, kind in _FIRMWARE:
         if re.search(pattern, names, re.IGNORECASE) and not _BARE.search(names):
