@@ -20,6 +20,7 @@ from typing import Any, Final
 __all__ = ["device_handles", "engine_function", "library_facts", "library_folder", "load_binding", "package_version"]
 
 _GPU_TYPES: Final = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU, _IGPU
+_INTEGRATED_TYPE: Final = 2
 _CPU_TYPE: Final = 0
 _MAX_EXTRA_BUFFERS: Final = 16
 # Any of these lets ggml repack for some type (ggml/src/ggml-cpu/repack.cpp, ggml_repack_get_optimal_repack_type).
@@ -142,7 +143,15 @@ def _accelerators(binding: Any) -> list[dict[str, object]]:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         memory(handle, ctypes.byref(free), ctypes.byref(total))
         description = describe(handle).decode("utf-8", "replace")
-        found.append({"name": name, "description": description, "total_bytes": total.value, "free_bytes": free.value})
+        found.append(
+            {
+                "name": name,
+                "description": description,
+                "total_bytes": total.value,
+                "free_bytes": free.value,
+                "integrated": kind(handle) == _INTEGRATED_TYPE,
+            }
+        )
     return found
 
 

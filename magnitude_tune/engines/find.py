@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from magnitude_tune.engines.cuda_archs import cuda_archs
 from magnitude_tune.errors import EngineError
 from magnitude_tune.fingerprint.values import EngineDevice, EngineFacts
 from magnitude_tune.storage import read_cached, write_cached
@@ -160,7 +161,13 @@ def _facts(answer: Mapping[str, Any]) -> EngineFacts | None:
     """The facts of a worker's answer or of a kept one; None if anything in it is not what it should be."""
     try:
         devices = tuple(
-            EngineDevice(str(row["name"]), str(row["description"]), int(row["total_bytes"]), int(row["free_bytes"]))
+            EngineDevice(
+                str(row["name"]),
+                str(row["description"]),
+                int(row["total_bytes"]),
+                int(row["free_bytes"]),
+                row.get("integrated") is True,
+            )
             for row in answer["devices"]
         )
         version = answer["ggml_version"]
@@ -173,6 +180,7 @@ def _facts(answer: Mapping[str, Any]) -> EngineFacts | None:
             devices=devices,
             extra_buffers=tuple(str(name) for name in answer["extra_buffers"]),
             gpu_offload=answer["gpu_offload"] is True,
+            cuda_archs=cuda_archs(str(answer.get("system_info", ""))),
         )
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None

@@ -87,7 +87,8 @@ def _probe(program: Path) -> EngineFacts | None:
         if match := re.search(_BUILD, footer.stdout, re.MULTILINE):
             build = f"{match['number']} ({match['commit']})"
         if "list-devices" in flags:
-            devices = rpc_devices.parse_devices(ask(program, "--list-devices").stdout)
+            listed = ask(program, "--list-devices")
+            devices = rpc_devices.parse_devices(listed.stdout, listed.stderr)
     return EngineFacts(
         name="llama_bench",
         path=str(program),

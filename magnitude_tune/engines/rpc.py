@@ -19,18 +19,29 @@ _DEVICE = re.compile(
     r"^\s+(?P<name>\S.*?): (?P<description>.*) \((?P<total>\d{1,12}) MiB, (?P<free>\d{1,12}) MiB free\)\s*$",
     re.ASCII | re.MULTILINE,
 )
+# `ggml_vulkan: 0 = AMD Radeon 780M (RADV PHOENIX) (radv) | uma: 1 | ...`; older builds write `Vulkan0: ... | uma: 1`.
+_SHARES_HOST = re.compile(
+    r"^(?:ggml_vulkan: |Vulkan)(?P<number>\d{1,3})(?: =|:) [^|\n]{1,300}\| uma: 1 ", re.ASCII | re.M
+)
 _DEVICE_BUFFER = re.compile(r"(?P<device>(?!CPU)[A-Za-z]+[0-9]+|Metal)(?:_\w+)?", re.ASCII)
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%a-z]+\]|[^\s:,/\[\]]+):(?P<port>[0-9]{1,5})", re.ASCII)
 
 
-def parse_devices(text: str) -> tuple[EngineDevice, ...]:
-    """The devices of `llama-server --list-devices`, named as the server names them, in its order."""
+def parse_devices(text: str, log: str = "") -> tuple[EngineDevice, ...]:
+    """The devices of `llama-server --list-devices`, named as the server names them, in its order.
+
+    Args:
+        text: the list, as printed.
+        log: what else was logged: Vulkan says there which devices share the host's memory.
+    """
+    integrated = {f"Vulkan{match['number']}" for match in _SHARES_HOST.finditer(text + "\n" + log)}
     return tuple(
         EngineDevice(
             name=match["name"],
             description=match["description"],
             total_bytes=int(match["total"]) * MIB,
             free_bytes=int(match["free"]) * MIB,
+            integrated=match["name"] in integrated,
         )
         for match in _DEVICE.finditer(text)
     )

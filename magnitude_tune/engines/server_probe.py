@@ -75,14 +75,21 @@ def from_stored(stored: dict[str, Any], engine: EngineName) -> EngineFacts | Non
             problem=_text_or_none(stored["problem"]),
             backends=texts["backends"],
             devices=tuple(
-                EngineDevice(str(d["name"]), str(d["description"]), int(d["total_bytes"]), int(d["free_bytes"]))
+                EngineDevice(
+                    str(d["name"]),
+                    str(d["description"]),
+                    int(d["total_bytes"]),
+                    int(d["free_bytes"]),
+                    d.get("integrated") is True,
+                )
                 for d in stored["devices"]
             ),
             extra_buffers=texts["extra_buffers"],
             prompt_cache=stored["prompt_cache"] is True,
             flags=frozenset(texts["flags"]),
+            cuda_archs=tuple(map(int, stored.get("cuda_archs", ()))),
         )
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
 

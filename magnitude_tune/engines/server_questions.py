@@ -12,6 +12,7 @@ from magnitude_tune.engines import rpc as rpc_devices
 from magnitude_tune.engines import server_files
 from magnitude_tune.engines.cpu_flags import cpu_flags
 from magnitude_tune.engines.crashes import classify
+from magnitude_tune.engines.cuda_archs import cuda_archs
 from magnitude_tune.engines.values import CrashKind
 from magnitude_tune.errors import UsageError
 from magnitude_tune.fingerprint.values import EngineDevice, EngineFacts
@@ -79,10 +80,11 @@ def probe(program: Path, *, explicit: bool) -> EngineFacts | None:
         ggml_version=server_files.ggml_version(program),
         problem=problem_of(version) or problem_of(listed) or _lacking(features),
         backends=_backends(program, info, flags),
-        devices=rpc_devices.parse_devices(listed.stdout),
+        devices=rpc_devices.parse_devices(listed.stdout, listed.stderr),
         extra_buffers=_extra_buffers(features),
         prompt_cache="cache-ram" in flags,
         flags=flags,
+        cuda_archs=cuda_archs(info),
     )
 
 
@@ -175,7 +177,8 @@ def with_devices(facts: EngineFacts, rpc: tuple[str, ...]) -> EngineFacts:
     if rpc:
         devices = _devices_with_rpc(facts, rpc)
     elif devices:
-        devices = rpc_devices.parse_devices(ask(Path(facts.path), "--list-devices").stdout)
+        answer = ask(Path(facts.path), "--list-devices")
+        devices = rpc_devices.parse_devices(answer.stdout, answer.stderr)
     return replace(facts, devices=devices, gpu_offload=bool(devices))
 
 
@@ -189,7 +192,7 @@ def _devices_with_rpc(facts: EngineFacts, rpc: tuple[str, ...]) -> tuple[EngineD
     rpc_devices.check_answering(rpc)
     # The order counts: the list is printed as soon as its option is read.
     answer = ask(Path(facts.path), "--rpc", ",".join(rpc), "--list-devices")
-    devices = rpc_devices.parse_devices(answer.stdout)
+    devices = rpc_devices.parse_devices(answer.stdout, answer.stderr)
     listed = {rpc_devices.address_of(device) for device in devices}
     missing = next((address for address in rpc if address not in listed), None)
     if missing is not None:

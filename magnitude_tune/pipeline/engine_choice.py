@@ -52,13 +52,39 @@ def machine_for_engine(machine: Fingerprint, engine: EngineFacts | None) -> Fing
 
 
 def usable_devices(machine: Fingerprint, engine: EngineFacts) -> tuple[Device, ...]:
-    """Accelerators that the engine lists, or (on a stored machine, where nothing could be asked) has a backend for."""
+    """Accelerators that the engine lists, or (on a stored machine, where nothing could be asked) has a backend for.
+
+    A card that the engine reaches by two backends is used by the first; one that its build has no code for, by none.
+    """
     if not engine.gpu_offload:
         return ()
     if machine.stored and not engine.devices:
-        return tuple(device for device in machine.devices if device.backend in engine.backends)
-    by_name = {device.name: device for device in machine.devices}
-    return tuple(by_name[listed.name] for listed in engine.devices if listed.name in by_name)
+        found = [device for device in machine.devices if device.backend in engine.backends]
+    else:
+        by_name = {device.name: device for device in machine.devices}
+        found = [by_name[listed.name] for listed in engine.devices if listed.name in by_name]
+    used: list[Device] = []
+    for device in found:
+        twice = device.backend != "rpc" and any(
+            device.pool == other.pool and other.backend not in (device.backend, "rpc") for other in used
+        )
+        if not twice and _has_code_for(engine, device):
+            used.append(device)
+    return tuple(used)
+
+
+def _has_code_for(engine: EngineFacts, device: Device) -> bool:
+    """Whether the build has CUDA code that the device can run, as far as both are known.
+
+    Code of an older architecture may run by translation; with none as old as the device, its first kernel ends the
+    engine ("no device code compatible with CUDA arch").
+    """
+    if device.backend != "cuda" or not engine.cuda_archs or device.compute_capability is None:
+        return True
+    major, _, minor = device.compute_capability.partition(".")
+    if not (major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit()):
+        return True
+    return min(engine.cuda_archs) <= int(major) * 100 + int(minor) * 10
 
 
 def _unusable(engine: EngineFacts) -> Finding:
@@ -82,16 +108,33 @@ def _no_engine(machine: Fingerprint) -> tuple[Finding, ...]:
 
 
 def _about_gpu(machine: Fingerprint, engine: EngineFacts) -> tuple[Finding, ...]:
-    accelerators = [device for device in machine.devices if device.backend != "rpc"]
+    without_code = [device for device in machine.devices if not _has_code_for(engine, device)]
+    findings = [_no_code(engine, device) for device in without_code]
+    accelerators = [device for device in machine.devices if _is_worth_using(device) and device not in without_code]
     if not accelerators or any(device.backend != "rpc" for device in usable_devices(machine, engine)):
-        return ()
+        return tuple(findings)
     names = ", ".join(f"{device.name} ({device.description})" for device in accelerators)
     why = "has no GPU backend" if not engine.gpu_offload else f"has no backend for {accelerators[0].backend}"
-    return (
-        Finding(
-            Rule.ENGINE_WITHOUT_GPU,
-            f"{engine.name} {engine.build} {why}: {names} stays unused",
-            fix="install a build of the engine with a GPU backend",
-            setting="n_gpu_layers",
-        ),
+    unused = Finding(
+        Rule.ENGINE_WITHOUT_GPU,
+        f"{engine.name} {engine.build} {why}: {names} stays unused",
+        fix="install a build of the engine with a GPU backend",
+        setting="n_gpu_layers",
+    )
+    return (*findings, unused)
+
+
+def _is_worth_using(device: Device) -> bool:
+    """Every card, and graphics on the processor's die that the device table knows; others gain little on the CPU."""
+    return device.backend != "rpc" and not (device.integrated and device.flops.source.startswith("guessed"))
+
+
+def _no_code(engine: EngineFacts, device: Device) -> Finding:
+    built = ", ".join(f"{arch // 100}.{arch // 10 % 10}" for arch in engine.cuda_archs)
+    return Finding(
+        Rule.ENGINE_WITHOUT_GPU,
+        f"{engine.name} {engine.build} was built for CUDA {built}: it has no code for {device.name} "
+        f"({device.description}), which is {device.compute_capability}, and leaves it unused",
+        fix="install a build whose CMAKE_CUDA_ARCHITECTURES holds the card's",
+        setting="n_gpu_layers",
     )

@@ -11,7 +11,8 @@ from magnitude_tune.errors import UsageError
 from magnitude_tune.findings import Rule
 from magnitude_tune.fingerprint.values import EngineDevice
 from magnitude_tune.pipeline.engine_choice import choose_engine, machine_for_engine
-from magnitude_tune.pipeline.machine import _hash_with, find_machine, with_engine_devices
+from magnitude_tune.pipeline.engine_devices import with_engine_devices
+from magnitude_tune.pipeline.machine import _hash_with, find_machine
 from magnitude_tune.units import GIB
 
 CARD = (24 * GIB, 20 * GIB)
