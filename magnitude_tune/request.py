@@ -5,7 +5,8 @@ Names are llama.cpp's. Pure: raw values in, validated values out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -25,6 +26,7 @@ __all__ = [
     "Settings",
     "Target",
     "Workload",
+    "layers_per_device",
 ]
 
 LoadMode = Literal["mmap", "none"]
@@ -128,3 +130,21 @@ class Request:
     def pin(self, name: str) -> Pin | None:
         """The pin of that setting, if there is one."""
         return next((pin for pin in self.pins if pin.name == name), None)
+
+
+def layers_per_device(n_layers: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """How many of `n_layers` offloaded layers each device gets by `tensor_split`; even shares where all are 0.
+
+    Layer i of n goes to the first device whose cumulative share exceeds i / n (llama.cpp, `load_tensors`).
+    """
+    parts = [max(0.0, share) for share in shares]
+    if sum(parts) <= 0:
+        parts = [1.0] * len(parts)
+    total, reached, before = sum(parts), 0.0, 0
+    counts = []
+    for part in parts:
+        reached += part
+        end = math.ceil(n_layers * reached / total - 1e-9)
+        counts.append(end - before)
+        before = end
+    return tuple(counts)

@@ -15,8 +15,8 @@ from magnitude_tune.errors import MagnitudeTuneError
 __all__ = ["COMMANDS", "build", "main"]
 
 EPILOG = (
-    "Exit codes: 0 ok, 1 findings at or above the threshold, 2 usage, 3 bad input file, 4 does not fit, "
-    "5 engine failed, 6 an optional part is missing, 70 a bug of ours, 130 interrupted."
+    "Exit codes: 0 ok, 2 usage, 3 bad input file, 4 does not fit, 5 engine failed, 6 an optional part is missing, "
+    "70 a bug of ours, 130 interrupted."
 )
 
 COMMANDS = ("resolve", "bench", "fingerprint", "inspect", "demo")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from magnitude_tune.errors import MagnitudeTuneError
+from magnitude_tune.errors import MagnitudeTuneError, UsageError
 from magnitude_tune.storage import write_whole
 
 __all__ = ["colour", "emit", "emit_json", "fail", "narrate"]
@@ -23,7 +23,11 @@ def emit(text: str, output: str | None) -> None:
         sys.stdout.write(_showable(text, sys.stdout.encoding))
         sys.stdout.flush()
     else:
-        write_whole(Path(output), text.encode())
+        path = Path(output)
+        if path.is_dir() or not path.parent.is_dir():
+            what = "this is a folder" if path.is_dir() else "there is no such folder"
+            raise UsageError(what, where=f"--output {output}", hint="name a file in a folder that exists")
+        write_whole(path, text.encode(errors="surrogateescape"))
 
 
 def emit_json(document: Mapping[str, object], output: str | None) -> None:

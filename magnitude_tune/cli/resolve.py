@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -54,10 +55,14 @@ def resolve(
     flags: tuple[tuple[str, str], ...] = (),
 ) -> None:
     """Choose the fastest settings that the magnitude allows, predict memory and speed, and say why."""
+    from magnitude_tune.agents.suffixes import looks_like_agent
     from magnitude_tune.cli.console import emit, emit_json, narrate
+    from magnitude_tune.errors import UsageError
     from magnitude_tune.pipeline.resolve import ResolveOptions, resolve_request
     from magnitude_tune.resolver.curve import CURVE
 
+    if write and not looks_like_agent(Path(what)):
+        raise UsageError("there is no config to write to", where="--write", hint="name an agent.yaml, not a model")
     options = ResolveOptions(
         what=what,
         flags=flags,
@@ -88,13 +93,12 @@ def write_settings(resolved: Resolved, *, quiet: bool) -> None:
     """Write the resolved settings into the agent's config; the diff is shown first."""
     from magnitude_tune.agents.writing import proposed_text, unified_diff, write
     from magnitude_tune.cli.console import narrate
-    from magnitude_tune.errors import UsageError
-    from magnitude_tune.report.resolution_json import settings_to_write
+    from magnitude_tune.pipeline.writing import settings_to_write
 
     agent = resolved.agent
     if agent is None:
-        raise UsageError("there is no config to write to", where="--write", hint="name an agent.yaml, not a model")
-    text = proposed_text(agent.document, settings_to_write(resolved), agent.dialect)
+        return
+    text = proposed_text(agent.document, settings_to_write(resolved, agent), agent.dialect)
     difference = unified_diff(agent.path, agent.document.text, text)
     if not difference:
         if not quiet:
@@ -103,3 +107,5 @@ def write_settings(resolved: Resolved, *, quiet: bool) -> None:
     if not quiet:
         narrate(difference.rstrip("\n"))
     write(agent.path, text, agent.document.text)
+    if not quiet:
+        narrate(f"wrote {agent.path}; these values are pinned now: remove them to let the magnitude decide again")

@@ -36,8 +36,8 @@ def without_crashing_buffers(engines: tuple[EngineFacts, ...], machine_hash: str
         replace(
             engine,
             extra_buffers=(),
-            extra_buffers_problem=f"repacked weights ({', '.join(engine.extra_buffers)}) ended in an illegal "
-            "instruction on this machine with this build",
+            extra_buffers_problem=f"repacked weights ({', '.join(engine.extra_buffers)}) crashed this build of "
+            "the engine on this machine",
         )
         if engine.extra_buffers and _entry(engine, machine_hash) in known
         else engine

@@ -193,4 +193,4 @@ def _query_width(heads: int, heads_kv: int, k: int, n_embd: int) -> int:
     return heads * k // heads_kv if heads_kv > 0 and k > 0 else n_embd
 
 
-_RULE: Final = "inputs + masks + the largest phase of the graph for one micro batch, see the formulas of compute.py"
+_RULE: Final = "inputs + masks + the largest phase of the graph for one micro batch (n_ubatch tokens)"

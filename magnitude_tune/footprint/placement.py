@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from magnitude_tune.errors import UsageError
 from magnitude_tune.footprint.parts import HOST
+from magnitude_tune.request import layers_per_device
 
 __all__ = ["Placement", "Span", "place_layers"]
 
@@ -45,9 +47,6 @@ def place_layers(
         shares: `tensor_split`, or nothing.
         default_shares: shares where `shares` is empty: the engine takes free memory.
 
-    Source: `load_tensors` in llama.cpp's src/llama-model.cpp: layer i goes to the first device whose cumulative
-    share lies above (i - first) / offloaded.
-
     Raises:
         UsageError: there are more shares than devices, or they are negative.
     """
@@ -60,7 +59,7 @@ def place_layers(
     if not places or not offloaded:
         return Placement(block_count, HOST, ())
     start = layers - offloaded
-    ends = _cumulative_ends(offloaded, _filled(shares or default_shares, len(places)))
+    ends = accumulate(layers_per_device(offloaded, _filled(shares or default_shares, len(places))))
     spans = []
     first = start
     for place, end in zip(places, ends, strict=True):
@@ -72,16 +71,5 @@ def place_layers(
 
 
 def _filled(shares: Sequence[int], n: int) -> list[int]:
-    """One share for each device; equal ones where nothing is known."""
-    filled = [*shares, *([0] * (n - len(shares)))]
-    return filled if sum(filled) > 0 else [1] * n
-
-
-def _cumulative_ends(offloaded: int, shares: Sequence[int]) -> list[int]:
-    """For each device the number of offloaded layers that lie on it and on those before it."""
-    total = sum(shares)
-    ends, cumulated = [], 0
-    for share in shares:
-        cumulated += share
-        ends.append(-(-cumulated * offloaded // total))
-    return ends
+    """One share for each device; the devices that are left out get none."""
+    return [*shares, *([0] * (n - len(shares)))]

@@ -114,7 +114,7 @@ def user_layer() -> tuple[Layer, ...]:
         return ()
     from magnitude_tune.agents.detect import read_agent
 
-    request = read_agent(path, "plain")
+    request = read_agent(path)
     return (Layer("user file", request.values, request.findings),)
 
 

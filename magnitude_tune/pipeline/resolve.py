@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -95,7 +96,7 @@ def resolve_request(options: ResolveOptions) -> Resolved:
             header, machine, engine, shipped_coefficients(), evidence, n_prompt=request.workload.n_prompt
         ),
     )
-    known = (*found.notes, *about_engine, *_about_model(header))
+    known = (*found.notes, *about_engine, *_about_model(header), *_about_environment())
     resolution = resolve(subject, request, known=known, magnitudes=options.magnitudes, busy_cores=options.busy_cores)
     return Resolved(
         resolution=resolution,
@@ -125,6 +126,13 @@ def _model(options: ResolveOptions, agent: AgentRequest | None, request: Request
     path = request.model if agent is not None else options.what
     if path is None:
         raise InputFileError("no model is named", where=options.what, hint="add model_path, or use --model FILE")
+    if not os.path.lexists(path):
+        place = request.sources.get("model") if agent is not None else None
+        raise InputFileError(
+            f"there is no model at {path}",
+            where=str(place) if place else None,
+            hint="check the path; in a config, a relative path starts at the config's folder",
+        )
     header = read_model_cached(path)
     require_runnable(header)
     return header
@@ -174,7 +182,13 @@ def _about_model(header: ModelHeader) -> tuple[Finding, ...]:
         for name in header.unknown_types
     ]
     if header.causal and not header.has_chat_template:
-        findings.append(Finding(Rule.NO_CHAT_TEMPLATE, "the model carries no chat template", fix="give the engine one"))
+        findings.append(
+            Finding(
+                Rule.NO_CHAT_TEMPLATE,
+                "the model carries no chat template: a server answers chats with a template of its own choice",
+                fix="name one (llama-server: --chat-template), or send the agent's prompts as plain text",
+            )
+        )
     if header.causal and not header.has_end_token:
         findings.append(
             Finding(
@@ -184,3 +198,16 @@ def _about_model(header: ModelHeader) -> tuple[Finding, ...]:
             )
         )
     return tuple(findings)
+
+
+def _about_environment() -> tuple[Finding, ...]:
+    """llama.cpp reads its options from variables too; a plan would not be what runs."""
+    return tuple(
+        Finding(
+            Rule.INHERITED_VARIABLE_DROPPED,
+            f"{name} is not passed on to the engine: the plan decides",
+            fix=f"unset {name}, or ask for its value with an option",
+        )
+        for name in sorted(os.environ)
+        if name.startswith("LLAMA_ARG_")
+    )

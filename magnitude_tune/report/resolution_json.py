@@ -9,7 +9,6 @@ from typing import Final
 
 from magnitude_tune.findings import Finding
 from magnitude_tune.footprint.values import Term
-from magnitude_tune.header.values import Scalar
 from magnitude_tune.pipeline.resolve import Resolved
 from magnitude_tune.request import Settings
 from magnitude_tune.resolver.values import CurvePoint, PoolUse
@@ -21,19 +20,7 @@ __all__ = [
     "interval_document",
     "resolution_document",
     "settings_document",
-    "settings_to_write",
 ]
-
-_WRITTEN: Final = (
-    "n_gpu_layers",
-    "n_threads",
-    "n_threads_batch",
-    "n_batch",
-    "n_ubatch",
-    "flash_attn",
-    "load_mode",
-    "repack",
-)
 
 SCHEMA_VERSION: Final = 1
 
@@ -74,24 +61,6 @@ def settings_document(settings: Settings) -> dict[str, object]:
     document["devices"] = list(settings.devices)
     document["tensor_split"] = list(settings.tensor_split)
     return document
-
-
-def settings_to_write(resolved: Resolved) -> dict[str, Scalar]:
-    """What `resolve --write` puts into a config: what was chosen, and not what was asked for.
-
-    A pin stays as it is written: it has the same effect already.
-    """
-    settings = resolved.resolution.settings
-    document = settings_document(settings)
-    names = [*_WRITTEN]
-    if resolved.header.moe is not None:
-        names.append("n_cpu_moe")
-    if resolved.engine is None or resolved.engine.prompt_cache:
-        names.append("cache_ram")
-    if resolved.request.n_ctx not in (None, settings.n_ctx):
-        names.append("n_ctx")
-    wanted = [name for name in names if resolved.request.pin(name) is None]
-    return {name: value for name in wanted if isinstance(value := document[name], int | float | bool | str)}
 
 
 def speed_document(speed: Speed) -> dict[str, object]:

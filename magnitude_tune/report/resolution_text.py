@@ -87,7 +87,7 @@ def curve_text(curve: Sequence[CurvePoint]) -> str:
                 memory,
             )
         )
-    return "Curve (decode/prompt threads)\n" + rows_text(rows, right=(0, 5, 6, 7))
+    return "Curve (decode/prompt threads; memory without the prompt cache)\n" + rows_text(rows, right=(0, 5, 6, 7))
 
 
 def _title(resolved: Resolved) -> str:

@@ -81,7 +81,7 @@ def _about_magnitude(request: Request) -> Iterator[Finding]:
             f"magnitude {shown_magnitude(m)} is beyond the safe band {SAFE_BAND[0]} - {SAFE_BAND[1]}: "
             "little is left for anything else on this machine",
             place=place,
-            fix=f"use at most {SAFE_BAND[1]}, or set allow_overcommit: true if this machine has no other work",
+            fix=f"use at most {SAFE_BAND[1]} unless this machine has no other work",
             setting="magnitude",
         )
     elif band(m) == "light":

@@ -108,7 +108,7 @@ def _price(search: Search, settings: Settings, totals: tuple[int, ...]) -> Base:
 
 
 def _bases(search: Search, shape: Shape) -> Iterator[Settings]:
-    for placement in placements(search.subject.header, search.subject.machine.devices, search.pins):
+    for placement in placements(search.subject.header, search.subject.machine, search.pins):
         for flash_attn in _flash_attention(search, shape, placement):
             for repack in _repacking(search, placement):
                 for load_mode in _load_modes(search):

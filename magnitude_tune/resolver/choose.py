@@ -47,13 +47,16 @@ class Limits(NamedTuple):
 def limits_of(
     machine: Fingerprint, pools: tuple[str, ...], devices: tuple[str, ...], *, busy_cores: float = 0.0
 ) -> Limits:
-    """What fits on the machine as it is now, with others keeping `busy_cores` busy."""
+    """What fits on the machine as it is now, with others keeping `busy_cores` of the CPUs busy that we may run on.
+
+    A quota is ours alone: others press on it only where they leave fewer CPUs than it allows.
+    """
     by_name: dict[str, Device] = {device.name: device for device in machine.devices}
     caps = (by_name[name].cap_bytes for name in devices)
     return Limits(
         tuple(float(machine.pool(name).available_bytes - machine.pool(name).floor_bytes) for name in pools),
         tuple(math.inf if cap is None else float(cap) for cap in caps),
-        machine.cpu.usable_cores - busy_cores if busy_cores else math.inf,
+        min(machine.cpu.usable_cores, machine.cpu.affinity_cpus - busy_cores) if busy_cores else math.inf,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.request import DEFAULT_N_CTX, Request
 from magnitude_tune.resolver.candidates import Shape
+from magnitude_tune.resolver.kv_types import can_cache_in
 
 __all__ = ["conceding_shapes", "wanted_shape"]
 
@@ -32,8 +33,8 @@ def wanted_shape(request: Request, header: ModelHeader) -> Shape:
 def conceding_shapes(request: Request, header: ModelHeader, wanted: Shape) -> Iterator[Shape]:
     """Shapes with ever more given up: quantised KV, then a smaller context, then fewer slots, as far as allowed."""
     shape = wanted
-    if "kv_quantisation" in request.concessions and header.flash_attn and header.causal:
-        for kv_type in _QUANTISED:
+    if "kv_quantisation" in request.concessions and header.flash_attn and header.causal and not _pins_kv(request):
+        for kv_type in (name for name in _QUANTISED if can_cache_in(header, name)):
             shape = shape._replace(
                 type_k=kv_type,
                 type_v=kv_type,
@@ -53,6 +54,10 @@ def conceding_shapes(request: Request, header: ModelHeader, wanted: Shape) -> It
         while shape.n_parallel > 1:
             shape = _fewer_slots(shape, wanted, given)
             yield shape
+
+
+def _pins_kv(request: Request) -> bool:
+    return request.pin("type_k") is not None or request.pin("type_v") is not None
 
 
 def _fewer_slots(shape: Shape, wanted: Shape, given: tuple[str, ...]) -> Shape:

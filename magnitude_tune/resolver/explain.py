@@ -49,7 +49,8 @@ def given_up(settings: Settings, best: Settings, shape: Shape, *, has_prompt_cac
 
 def reasons(explained: Explained) -> tuple[Reason, ...]:
     """One sentence per setting, pins named as such."""
-    pinned = {pin.name: pin for pin in explained.request.pins}
+    adjusted = {finding.setting for finding in explained.findings if finding.rule is Rule.PIN_ADJUSTED}
+    pinned = {pin.name: pin for pin in explained.request.pins if pin.name not in adjusted}
     texts = {
         "n_gpu_layers": _gpu_layers(explained),
         "n_threads": _threads(explained),
@@ -103,11 +104,12 @@ def _ubatch(explained: Explained) -> str:
 
 
 def _context(explained: Explained) -> str:
-    header, n_ctx = explained.subject.header, explained.settings.n_ctx
-    if explained.shape.n_ctx != (explained.request.n_ctx or n_ctx):
-        return "smaller than asked for: a concession the config allows"
-    if explained.request.n_ctx is not None:
-        source = explained.request.sources.get("n_ctx")
+    header, request = explained.subject.header, explained.request
+    wanted = request.n_ctx or min(DEFAULT_N_CTX, header.context_length or DEFAULT_N_CTX)
+    if explained.shape.n_ctx != wanted:
+        return f"{wanted} would not fit: a concession the config allows"
+    if request.n_ctx is not None:
+        source = request.sources.get("n_ctx")
         return f"asked for by {source}" if source else "asked for"
     trained = "unknown" if header.context_length is None else header.context_length
     return f"none asked for: min({DEFAULT_N_CTX}, trained {trained})"

@@ -35,6 +35,8 @@ def refusal(
     """
     least = min(table.rows, key=lambda row: (_excess(table.bases[row.base], limits), row.mu, row.n_threads))
     base = table.bases[least.base]
+    if (capped := _over_its_cap(base, limits, footprint)) is not None:
+        return capped
     pool_index = _binding_pool(base, limits, m, machine, table.pools)
     pool = machine.pool(table.pools[pool_index])
     needs = base.reserved[pool_index]
@@ -54,6 +56,19 @@ def refusal(
     return DoesNotFitError(
         what, hint=_nearest(table, base, m, limits, table_for) or _missing(needs - budget, pool.name)
     )
+
+
+def _over_its_cap(base: Base, limits: Limits, footprint: FootprintModel) -> DoesNotFitError | None:
+    """The refusal where the pools would hold the plan, but a device may not take its part of them."""
+    if not limits.hold_bytes(base.reserved):
+        return None
+    for name, needs, cap in zip(footprint.devices, base.by_device, limits.devices, strict=True):
+        if needs > cap:
+            return DoesNotFitError(
+                f"{name} may take {format_bytes(cap)} of its memory, the plan reserves {format_bytes(needs)} there",
+                hint="offload fewer layers, ask for a smaller context, or raise the device's own limit",
+            )
+    return None
 
 
 def _too_many_threads(row: Candidate, m: float, machine: Fingerprint) -> DoesNotFitError:
@@ -85,15 +100,12 @@ def _binding_pool(base: Base, limits: Limits, m: float, machine: Fingerprint, po
 
 
 def _nearest(table: Table, base: Base, m: float, limits: Limits, table_for: Callable[[Shape], Table]) -> str | None:
-    """The nearest request that fits: a higher magnitude, a smaller context, a quantised KV cache."""
+    """The nearest request that fits: a higher magnitude, or a smaller context."""
     if limits.hold(base) and math.isfinite(base.mu) and (mu := math.ceil(10 * base.mu - 1e-6) / 10) <= MAX_MAGNITUDE:
         beyond = f" (beyond the safe band, which ends at {SAFE_BAND[1]})" if mu > SAFE_BAND[1] else ""
         return f"--magnitude {mu:g} would fit{beyond}"
     if (n_ctx := _largest_context(table.shape, m, limits, table_for)) is not None:
         return f"--n-ctx {n_ctx} would fit"
-    smallest = table.shape._replace(n_ctx=_CONTEXT_STEP * table.shape.n_parallel, type_k="q8_0", type_v="q8_0")
-    if _fits(table_for(smallest), m, limits):
-        return f"--n-ctx {smallest.n_ctx} with type_k and type_v q8_0 would fit"
     return None
 
 

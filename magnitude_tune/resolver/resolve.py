@@ -18,6 +18,7 @@ from magnitude_tune.resolver.choose import Limits, choose, limits_of
 from magnitude_tune.resolver.concessions import conceding_shapes, wanted_shape
 from magnitude_tune.resolver.curve import curve_points, magnitude_for_target
 from magnitude_tune.resolver.explain import Explained, given_up, reasons
+from magnitude_tune.resolver.kv_types import require_cacheable
 from magnitude_tune.resolver.pins import mismatches, pinned_values
 from magnitude_tune.resolver.pressure import Plan, executed_by_pool, executed_on_cores
 from magnitude_tune.resolver.prompt_cache import CACHE_SIZES_MIB, with_prompt_cache
@@ -95,7 +96,9 @@ def resolve(
 
     Raises:
         DoesNotFitError: nothing that the request allows fits; with the numbers and the nearest request that would.
+        UsageError: a pinned KV type that the engine refuses for this model.
     """
+    require_cacheable(request, subject.header)
     pins = dict(pinned_values(request))
     busy = 0.0 if pins.keys() & {"n_threads", "n_threads_batch"} else busy_cores
     limits = limits_of(subject.machine, subject.footprint.pools, subject.footprint.devices, busy_cores=busy)
@@ -115,7 +118,7 @@ def resolve(
         *request.findings,
         *target_findings,
         *request_findings(replace(request, magnitude=m), subject, settings, choice.table.shape),
-        *mismatches(request, free_settings, subject.header),
+        *mismatches(request, free_settings, settings, subject),
     )
     return _resolution(
         chooser, choice, m=m, limits=limits, settings=settings, free=free_settings, findings=findings, at=magnitudes
@@ -172,6 +175,7 @@ def _resolution(
     unlimited = choose(chooser.table(chooser.wanted), math.inf, everything) or choice.row
     best = chooser.table(chooser.wanted).settings(unlimited)
     footprint = subject.footprint.footprint(settings)
+    has_cache = subject.has_prompt_cache and request.pin("cache_ram") is None
     pools = tuple(
         _pool_use(
             subject.machine.pool(name), m, footprint.reserved_of_pool(name), without_cache=base, executed=executed[name]
@@ -197,7 +201,7 @@ def _resolution(
         footprint=footprint,
         pools=pools,
         reasons=reasons(explained),
-        given_up=given_up(settings, best, table.shape, has_prompt_cache=subject.has_prompt_cache),
+        given_up=given_up(settings, best, table.shape, has_prompt_cache=has_cache),
         findings=findings,
         log_lines=lines,
         curve=curve_points(table, limits, at, subject.speed, request.workload),

@@ -8,7 +8,7 @@ from typing import Final
 from magnitude_tune.fingerprint.layouts import extra_buffers
 from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 from magnitude_tune.header.values import ModelHeader
-from magnitude_tune.request import Settings, Workload
+from magnitude_tune.request import REFERENCE_TURN, Settings, Workload
 from magnitude_tune.throughput.coefficients import Coefficients
 from magnitude_tune.throughput.costs import model_costs
 from magnitude_tune.throughput.physics import BatchSeconds, StepSeconds, prompt_seconds, token_seconds
@@ -21,7 +21,6 @@ from magnitude_tune.throughput.values import Basis, Evidence, Interval, Speed, S
 
 __all__ = ["PhysicsModel", "speed_model"]
 
-_REFERENCE_PROMPT: Final = Workload().n_prompt
 _BASES: Final[tuple[Basis, ...]] = ("shipped", "refined", "measured")
 
 
@@ -31,14 +30,16 @@ def speed_model(
     engine: EngineFacts | None,
     coefficients: Coefficients,
     evidence: tuple[Evidence, ...] = (),
+    *,
+    n_prompt: int = REFERENCE_TURN.n_prompt,
 ) -> SpeedModel:
     """Prepare the speed of one model on one machine.
 
     `machine.devices` are the accelerators that this engine can use, in its order; devices that settings name beside
     them are ignored. Without an `engine`, a build made for this CPU is assumed. `evidence` are measurements of this
-    model, machine and engine; those on devices that are gone do not count.
+    model, machine and engine, of prompts of `n_prompt` tokens; those on devices that are gone do not count.
     """
-    return PhysicsModel(header, machine, engine, coefficients, evidence)
+    return PhysicsModel(header, machine, engine, coefficients, evidence, n_prompt=n_prompt)
 
 
 class PhysicsModel:
@@ -55,7 +56,10 @@ class PhysicsModel:
         engine: EngineFacts | None,
         coefficients: Coefficients,
         evidence: tuple[Evidence, ...],
+        *,
+        n_prompt: int,
     ) -> None:
+        self._measured_prompt = max(1, n_prompt)
         repackable = repackable_types(extra_buffers(engine, machine.cpu), machine.cpu.features, header.n_vocab)
         self._header = header
         self._coefficients = coefficients
@@ -129,9 +133,9 @@ class PhysicsModel:
         return Interval(math.sqrt(warm * cold), warm, cold, "shipped")
 
     def _predicted(self, settings: Settings, quantity: Quantity) -> float:
-        """The rate before any correction; prompts of the reference turn's length."""
+        """The rate before any correction; prompts as long as the measured ones."""
         host, elsewhere = self._seconds(settings, quantity)
-        return (1 if quantity == "tg" else _REFERENCE_PROMPT) / (host + elsewhere)
+        return (1 if quantity == "tg" else self._measured_prompt) / (host + elsewhere)
 
     def _seconds(self, settings: Settings, quantity: Quantity) -> tuple[float, float]:
         """Seconds on the host and elsewhere, before any correction."""
@@ -139,7 +143,7 @@ class PhysicsModel:
             step = self._token(settings, 0)
             return step.on_host(self._share(settings.n_threads)), step.elsewhere
         threads = self._share(settings.n_threads_batch)
-        prompt = self._prompt(settings, _REFERENCE_PROMPT, 0)
+        prompt = self._prompt(settings, self._measured_prompt, 0)
         host = sum(batch.times * batch.seconds.on_host(threads) for batch in prompt)
         return host, sum(batch.times * batch.seconds.elsewhere for batch in prompt)
 

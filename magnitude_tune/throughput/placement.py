@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
-from magnitude_tune.request import Settings
+from magnitude_tune.request import Settings, layers_per_device
 from magnitude_tune.throughput.costs import Cost, ModelCosts
 from magnitude_tune.throughput.rates import DeviceRates
 
@@ -81,15 +82,9 @@ def make_plan(costs: ModelCosts, devices: Sequence[DeviceRates], settings: Setti
 
 
 def _ends(first: int, n_all: int, split: tuple[int, ...], n_devices: int) -> list[int]:
-    """Where each device's run of layers ends; without shares the layers are shared out evenly."""
-    shares = [max(share, 0) for share in (*split, *([0] * n_devices))][:n_devices]
-    shares = shares if sum(shares) > 0 else [1] * n_devices
-    reached = 0
-    ends = []
-    for share in shares:
-        reached += share
-        ends.append(first - (-(n_all - first) * reached // sum(shares)))
-    return ends
+    """Where each device's run of layers ends; devices without a share get none."""
+    shares = (*split, *([0] * n_devices))[:n_devices]
+    return [first + count for count in accumulate(layers_per_device(n_all - first, shares))]
 
 
 def _device_stages(costs: ModelCosts, device: DeviceRates, bounds: tuple[int, int, int]) -> list[Stage]:

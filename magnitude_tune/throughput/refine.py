@@ -98,9 +98,9 @@ def calibrate(
     """Turn stored measurements into exact rates and one factor for `tg` and one for `pp`.
 
     `predicted` gives the uncorrected rate of a setting, `shipped` the half-width of its 90 % interval as a factor; both
-    take `tg` or `pp`. The factor is the geometric median of measured/predicted over the measured settings, drawn
-    towards 1 as much as prior and residual ask: weight n * prior^2 / (n * prior^2 + residual^2) for n settings (the
-    posterior mean of a normal prior on the logarithm). Runs that contradict each other widen what is left.
+    take `tg` or `pp`. The factor is the geometric median of measured/predicted over the measured settings. It is not
+    drawn towards 1: else every plan that was not measured would look better than the one that was. The doubt that stays
+    is that of the posterior of a normal prior on the logarithm; runs that contradict each other widen it.
     """
     tg = [(item.settings, item.tg) for item in evidence if item.tg is not None and _usable(item.tg)]
     pp = [(item.settings, item.pp) for item in evidence if item.pp is not None and _usable(item.pp)]
@@ -144,14 +144,14 @@ def _measured(
     middle = median(ratios)
     if len(ratios) > 1:
         residual = max(residual, math.sqrt(sum((ratio - middle) ** 2 for ratio in ratios) / (len(ratios) - 1)))
-    return Measured(exact, *_posterior(middle, len(ratios), prior, residual), _places(firsts.values()))
+    return Measured(exact, middle, _doubt_left(len(ratios), prior, residual), _places(firsts.values()))
 
 
-def _posterior(middle: float, n: int, prior: float, residual: float) -> tuple[float, float]:
-    """The factor's logarithm, and the doubt about another setting: the factor's own and the residual's."""
+def _doubt_left(n: int, prior: float, residual: float) -> float:
+    """The doubt about a setting that was not measured, after `n` that were: the factor's own and the residual's."""
     total = n * prior**2 + residual**2
     own = (prior * residual) ** 2 / total if total > 0 else 0.0
-    return middle * (n * prior**2 / total if total > 0 else 1.0), math.sqrt(own + residual**2)
+    return math.sqrt(own + residual**2)
 
 
 def _places(settings: Iterable[Settings]) -> frozenset[tuple[str, ...]]:

@@ -240,8 +240,13 @@ def test_wrong_files_exit_3(tmp_path: Path) -> None:
 
 def test_output_goes_to_a_file(real_model: Path, tmp_path: Path) -> None:
     """`-o FILE` takes the result; stdout stays empty."""
-    target = tmp_path / "out" / "resolution.json"
+    target = tmp_path / "resolution.json"
     done = run("resolve", real_model, "--machine", "rtx4090-64g", "--json", "-o", target)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert json.loads(target.read_text())["schema_version"] == 1
+    absent = tmp_path / "absent" / "resolution.json"
+    done = run("resolve", real_model, "--machine", "rtx4090-64g", "-o", absent)
+    assert done.returncode == 2
+    assert "there is no such folder" in done.stderr
+    assert not absent.parent.exists()

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import pytest
 from resolver.stand_ins import A_MOE, PlainSpeed, a_header, a_machine, a_subject, an_engine
 
-from magnitude_tune.errors import DoesNotFitError
+from magnitude_tune.errors import DoesNotFitError, UsageError
 from magnitude_tune.findings import Finding, Place, Rule
+from magnitude_tune.header.values import LayerKv
 from magnitude_tune.request import ALL_LAYERS, Pin, Request, Settings, Target
 from magnitude_tune.resolver.resolve import resolve
 from magnitude_tune.resolver.subject import Subject
@@ -292,3 +293,74 @@ def test_the_safe_band_is_said(m: float, rule: Rule | None) -> None:
     """Above 4.4 is overcommit, below 3.0 a light load; inside nothing is said."""
     found = rules(resolve(a_subject(), Request(magnitude=m)).findings)
     assert found & {Rule.OVERCOMMIT, Rule.LIGHT_LOAD} == ({rule} if rule else set())
+
+
+def test_a_pinned_split_is_what_runs() -> None:
+    """A pinned tensor_split leaves no other set of devices, and the same split is no mismatch."""
+    machine = a_machine(cards=((24 * GIB, 24 * GIB), (12 * GIB, 12 * GIB)))
+    even = resolve(a_subject(machine=machine), Request(pins=(pin("tensor_split", "1,1"),)))
+    assert even.settings.devices == ("CUDA0", "CUDA1")
+    assert even.settings.tensor_split == (15, 14)
+    assert Rule.MISMATCH in rules(even.findings)
+    second = resolve(a_subject(machine=machine), Request(pins=(pin("tensor_split", "0,1"),)))
+    assert second.settings.devices == ("CUDA1",)
+    tight = a_machine(cards=((6 * GIB, 6 * GIB), (2 * GIB, 2 * GIB)))
+    free = resolve(a_subject(a_header(40), tight), Request()).settings
+    assert len(free.devices) == 2
+    same = resolve(a_subject(a_header(40), tight), Request(pins=(pin("tensor_split", "3,1"),)))
+    assert same.settings.tensor_split == free.tensor_split
+    assert Rule.MISMATCH not in rules(same.findings)
+
+
+def test_full_cards_do_not_keep_the_others_from_working_together() -> None:
+    """Four cards, two of them full: the other two share the model."""
+    room = (2 * GIB + 512 * MIB, 2 * GIB + 512 * MIB)
+    machine = a_machine(cards=(room, (8 * GIB, 0), room, (8 * GIB, 0)))
+    resolution = resolve(a_subject(machine=machine), Request(n_ctx=1024))
+    assert resolution.settings.devices == ("CUDA0", "CUDA2")
+    assert resolution.settings.n_gpu_layers == 29
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "runs"), [("n_gpu_layers", 30, "0"), ("repack", True, "off"), ("cache_ram", 1024, "0")]
+)
+def test_a_pin_that_cannot_run_is_said(name: str, value: int, runs: str) -> None:
+    """No accelerator, no layout to repack into, no prompt cache: what runs is said, not that it runs as written."""
+    engine = an_engine(extra_buffers=(), prompt_cache=False, gpu_offload=False)
+    resolution = resolve(a_subject(engine=engine), Request(pins=(pin(name, value),)))
+    adjusted = next(finding for finding in resolution.findings if finding.rule is Rule.PIN_ADJUSTED)
+    assert adjusted.message == f"{name} cannot be {value} here: {runs} runs"
+    assert not any(finding.fix and "used as written" in finding.fix for finding in resolution.findings)
+
+
+def test_a_devices_own_cap_is_named_in_the_refusal() -> None:
+    """The pool has room, the device may not take it: the text says so and never asks for negative bytes."""
+    machine = a_machine(total=64 * GIB, cards=((64 * GIB, 64 * GIB),))
+    capped = replace(machine, devices=(replace(machine.devices[0], cap_bytes=2 * GIB),))
+    with pytest.raises(DoesNotFitError, match=r"CUDA0 may take 2\.00 GiB of its memory, the plan reserves"):
+        resolve(a_subject(machine=capped), Request(pins=(pin("n_gpu_layers", 29),)))
+
+
+def test_kv_types_fit_the_heads() -> None:
+    """Heads of 80 elements hold no blocks of 32: not conceded, and refused where pinned."""
+    odd = tuple(replace_layer(layer) for layer in a_header().layers)
+    subject = a_subject(a_header(layers=odd), a_machine(total=16 * GIB, available=5 * GIB))
+    with pytest.raises(DoesNotFitError):
+        resolve(subject, Request(n_ctx=49152, concessions=("kv_quantisation",)))
+    with pytest.raises(UsageError, match="this model's heads have 80"):
+        resolve(subject, Request(pins=(pin("type_k", "q8_0"),)))
+    fitting = resolve(a_subject(machine=subject.machine), Request(n_ctx=49152, concessions=("kv_quantisation",)))
+    assert fitting.settings.type_v in ("q8_0", "q4_0")
+
+
+def replace_layer(layer: LayerKv) -> LayerKv:
+    return layer._replace(k=80 * layer.head_count_kv, v=80 * layer.head_count_kv)
+
+
+def test_a_quota_is_not_pressed_on_by_other_cpus() -> None:
+    """Two cores of quota on 64 CPUs of which 30 are busy: both are ours."""
+    machine = a_machine(cores=2)
+    shared = replace(machine, cpu=replace(machine.cpu, affinity_cpus=64, quota_cores=2.0))
+    resolution = resolve(a_subject(machine=shared), Request(), busy_cores=30.0)
+    assert resolution.settings.n_threads_batch == 2
+    assert resolution.magnitude.executed == 4.0

@@ -80,7 +80,7 @@ def test_every_setting_but_cache_ram_makes_another_key(build: Any) -> None:
 
 
 def test_other_settings_move_by_one_factor(build: Any, shipped: Coefficients) -> None:
-    """A run at half the predicted rate lowers every other setting towards half, by the same factor, and narrows it."""
+    """A run at half the predicted rate halves every other setting's, so that none looks better for not being measured."""
     base = build.settings()
     others = [build.settings(n_threads=n, n_threads_batch=n, n_ubatch=64) for n in (1, 4)]
     before = [ask(build, shipped, other) for other in (base, *others)]
@@ -88,10 +88,10 @@ def test_other_settings_move_by_one_factor(build: Any, shipped: Coefficients) ->
     after = [ask(build, shipped, other, evidence) for other in others]
     factors = [new.tg.value / old.tg.value for new, old in zip(after, before[1:], strict=True)]
     assert factors[0] == pytest.approx(factors[1])
-    assert 0.5 < factors[0] < 0.6
+    assert factors[0] == pytest.approx(0.5)
     factors = [new.pp.value / old.pp.value for new, old in zip(after, before[1:], strict=True)]
     assert factors[0] == pytest.approx(factors[1])
-    assert 0.5 < factors[0] < 0.6
+    assert factors[0] == pytest.approx(0.5)
     for new, old in zip(after, before[1:], strict=True):
         assert new.tg.basis == new.pp.basis == new.turn_seconds.basis == "refined"
         assert new.tg.high / new.tg.low < old.tg.high / old.tg.low
