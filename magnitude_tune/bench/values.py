@@ -34,7 +34,10 @@ Stage = Literal["loading", "warming up", "measuring"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run is. Seconds count from the start of its stage; rates are the medians so far, tokens/second."""
+    """Where a run is. Seconds count from the start of its stage; rates are the medians so far, tokens/second.
+
+    In a grid `title` says which configuration it is, and `remaining_seconds` how long the whole may still take.
+    """
 
     stage: Stage
     elapsed_seconds: float
@@ -42,6 +45,8 @@ class Progress:
     n_samples: int = 0
     pp: float | None = None
     tg: float | None = None
+    title: str = ""
+    remaining_seconds: float | None = None
 
 
 class Taken(NamedTuple):

@@ -38,7 +38,13 @@ def progress_text(progress: Progress) -> str:
         parts.append(f"pp {format_rate(progress.pp)}")
     if progress.tg is not None:
         parts.append(f"tg {format_rate(progress.tg)}")
-    return ", ".join(parts)
+    if progress.remaining_seconds is not None:
+        parts.append(f"at most {_minutes(progress.remaining_seconds)} left")
+    return (f"{progress.title}: " if progress.title else "") + ", ".join(parts)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
 class QuietProgress:
@@ -72,7 +78,8 @@ class LineProgress:
 
     def __call__(self, progress: Progress) -> None:
         """Take the state; it is told when it is time."""
-        new_stage = self._latest is None or self._latest.stage != progress.stage
+        latest = self._latest
+        new_stage = latest is None or (latest.stage, latest.title) != (progress.stage, progress.title)
         self._latest = progress
         if new_stage or self._each:
             narrate(f"bench: {progress_text(progress)}")

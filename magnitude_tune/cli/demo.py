@@ -45,7 +45,7 @@ def demo(
     quiet: QUIET = False,
 ) -> None:
     """Write an example agent.yaml, take the real 270M model, resolve, launch, bench, and resolve again."""
-    from magnitude_tune.cli.bench import BenchOptions, bench_and_report
+    from magnitude_tune.cli.bench_one import BenchOptions, bench_and_report
     from magnitude_tune.cli.console import narrate
     from magnitude_tune.pipeline.resolve import ResolveOptions, resolve_request
     from magnitude_tune.report.resolution_text import speed_text

@@ -29,8 +29,11 @@ def store_path() -> Path:
     return data_dir() / "observations.sqlite"
 
 
-def store(measurement: Measurement) -> str | None:
+def store(measurement: Measurement, run_id: str | None = None) -> str | None:
     """Keep one run, in one transaction; gives its id, None where there is no sample to keep.
+
+    Args:
+        run_id: for a run that may have been kept already, by a process that then died: it is not kept twice.
 
     Raises:
         UsageError: the store cannot be written (full disk, read-only folder, not our file).
@@ -38,12 +41,15 @@ def store(measurement: Measurement) -> str | None:
     # Statistics cost import time that `resolve`, which only reads, does not have.
     from magnitude_tune.observations.rows import rows_of
 
-    run_id = os.urandom(16).hex()
+    known = run_id is not None
+    run_id = run_id or os.urandom(16).hex()
     rows = rows_of(measurement, run_id)
     if not rows:
         return None
     with opened(connect) as connection:
         connection.execute("BEGIN IMMEDIATE")
+        if known and connection.execute("SELECT 1 FROM llama_bench WHERE run_id = ?", (run_id,)).fetchone():
+            rows = ()
         for row in rows:
             # Column names are this package's own constants; values are bound.
             columns, marks = ", ".join(row), ", ".join(f":{name}" for name in row)

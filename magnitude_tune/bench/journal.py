@@ -1,0 +1,176 @@
+"""The journal of a grid that is being measured: what each process gave is on disk before the next one starts."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Final
+
+from magnitude_tune.bench.values import Ending, Slice
+from magnitude_tune.errors import UsageError
+from magnitude_tune.request import Settings
+from magnitude_tune.storage import data_dir
+
+__all__ = ["RESUMED_FOR_SECONDS", "Journal", "grid_key", "open_journal"]
+
+RESUMED_FOR_SECONDS: Final = 24 * 3600.0
+"""A grid that was interrupted longer ago is measured anew: the machine may be another by now."""
+
+_SCHEMA: Final = 1
+_MOST_BYTES: Final = 256 << 20
+
+
+def grid_key(facts: Mapping[str, object]) -> str:
+    """A name for what makes two grids the same: machine, model, engine, workload, budget and points."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+class Journal:
+    """What was measured so far of one grid, one line a process, each written through to the disk.
+
+    A line is whole or not there: a torn one, as a killed process leaves it, is passed over.
+    """
+
+    def __init__(self, path: Path, stream: IO[bytes]) -> None:
+        self._path, self._stream = path, stream
+        self._slices: dict[tuple[str, str], list[Slice]] = {}
+        self._failures: dict[tuple[str, str], Ending] = {}
+
+    @property
+    def key(self) -> str:
+        """The grid's name."""
+        return self._path.stem
+
+    def slices(self, point: str, planned: Settings) -> tuple[Slice, ...]:
+        """What was measured at that point of the grid; nothing if it was planned with other settings then."""
+        return tuple(self._slices.get((point, _text(planned)), ()))
+
+    def failure(self, point: str, planned: Settings) -> Ending | None:
+        """How the engine ended at that point before there was a sample, if it did."""
+        return self._failures.get((point, _text(planned)))
+
+    def add(self, point: str, planned: Settings, outcome: Slice | Ending) -> None:
+        """Keep what one process gave, or how it failed; when this returns it is on the disk.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        kind = "slice" if isinstance(outcome, Slice) else "failure"
+        document = {"point": point, "planned": _text(planned), kind: json.loads(_adapter(kind).dump_json(outcome))}
+        self._take(document["point"], document["planned"], outcome)
+        _write(self._stream, self._path, document)
+
+    def end(self) -> None:
+        """The grid is measured and shown: the next one begins anew."""
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+    def load(self, now: float) -> bool:
+        """Read what is there; False where nothing of it can be used."""
+        content = self._stream.read(_MOST_BYTES)
+        head, *lines = content.split(b"\n")
+        document = _object(head)
+        begun = document.get("begun_at")
+        if document.get("schema") != _SCHEMA or not isinstance(begun, int | float):
+            return False
+        if not 0 <= now - begun <= RESUMED_FOR_SECONDS:
+            return False
+        for line in lines:
+            self._read(_object(line))
+        if not content.endswith(b"\n"):
+            self._stream.write(b"\n")
+        return True
+
+    def _read(self, document: Mapping[str, Any]) -> None:
+        point, planned = document.get("point"), document.get("planned")
+        if not isinstance(point, str) or not isinstance(planned, str):
+            return
+        for kind in ("slice", "failure"):
+            if kind in document:
+                # Of another version, or of somebody else: measured again.
+                with contextlib.suppress(ValueError):
+                    self._take(point, planned, _adapter(kind).validate_json(json.dumps(document[kind])))
+
+    def _take(self, point: str, planned: str, outcome: Slice | Ending) -> None:
+        if isinstance(outcome, Slice):
+            self._slices.setdefault((point, planned), []).append(outcome)
+        else:
+            self._failures[point, planned] = outcome
+
+
+@contextlib.contextmanager
+def open_journal(key: str, *, clock: Callable[[], float] = time.time) -> Iterator[Journal]:
+    """The journal of that grid: continued where one was interrupted within a day, else begun.
+
+    Raises:
+        UsageError: another process measures the same grid, or the folder cannot be written.
+    """
+    path = data_dir() / "grids" / f"{key}.jsonl"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = path.open("a+b", buffering=0)
+    except OSError as error:
+        raise _unwritable(error, path) from error
+    with stream:
+        _lock(stream, path)
+        stream.seek(0)
+        journal = Journal(path, stream)
+        if not journal.load(clock()):
+            stream.truncate(0)
+            journal = Journal(path, stream)
+            _write(stream, path, {"schema": _SCHEMA, "begun_at": clock()})
+        yield journal
+
+
+def _lock(stream: IO[bytes], path: Path) -> None:
+    """Two processes that measure the same grid would disturb each other and mix their lines."""
+    if os.name != "posix":
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        hint = "wait for the other bench, or stop it"
+        raise UsageError("this grid is being measured by another process", where=str(path), hint=hint) from error
+    except OSError:
+        # Some network file systems know no locks.
+        return
+
+
+def _write(stream: IO[bytes], path: Path, document: Mapping[str, object]) -> None:
+    try:
+        stream.write(json.dumps(document, separators=(",", ":")).encode() + b"\n")
+        os.fsync(stream.fileno())
+    except OSError as error:
+        raise _unwritable(error, path) from error
+
+
+def _unwritable(error: OSError, path: Path) -> UsageError:
+    hint = "make room or the folder writable, or set MAGNITUDE_TUNE_HOME to another folder"
+    return UsageError(f"cannot keep the grid's journal: {error.strerror or error}", where=str(path), hint=hint)
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
+        document = json.loads(line)
+        if isinstance(document, dict):
+            return document
+    return {}
+
+
+def _text(settings: Settings) -> str:
+    from dataclasses import asdict
+
+    return json.dumps(asdict(settings), sort_keys=True)
+
+
+def _adapter(kind: str) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Slice if kind == "slice" else Ending)
