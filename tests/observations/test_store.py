@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -251,25 +249,6 @@ def test_a_full_disk_is_an_error_with_a_way_out(monkeypatch: pytest.MonkeyPatch)
         store(measurement(buffers=tuple(BufferLine("CPU", "kv", n) for n in range(5_000))))
     assert "room" in str(caught.value.hint)
     assert len(stored_rows()) == 2
-
-
-@pytest.mark.skipif(os.name != "posix", reason="permissions of folders are POSIX's")
-def test_a_read_only_folder_can_be_read_and_says_so_when_written() -> None:
-    """Evidence is read from a folder that may not be written; storing there is an error with a way out."""
-    store(measurement())
-    folder = store_path().parent
-    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    store_path().chmod(stat.S_IRUSR)
-    try:
-        if os.access(folder, os.W_OK):
-            pytest.skip("this user may write everywhere")
-        assert len(evidence()) == 1
-        with pytest.raises(UsageError) as caught:
-            store(measurement())
-        assert "MAGNITUDE_TUNE_HOME" in str(caught.value.hint)
-    finally:
-        folder.chmod(stat.S_IRWXU)
-        store_path().chmod(stat.S_IRUSR | stat.S_IWUSR)
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
