@@ -51,6 +51,7 @@ class Rule(Enum):
     TARGET_OUT_OF_REACH = ("MT028", Severity.WARNING)
     EMPTY_VALUE = ("MT029", Severity.INFO)
     ENGINE_ENDED = ("MT030", Severity.ERROR)
+    TARGET_REACHED = ("MT031", Severity.INFO)
     MACHINE_LIMITED = ("MT040", Severity.INFO)
 
     def __init__(self, id_: str, severity: Severity) -> None:

@@ -6,12 +6,12 @@ Below them all are the defaults of `Request`. Each setting keeps the place it ca
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from magnitude_tune.findings import Finding, Place
+from magnitude_tune.findings import Finding, Place, Rule
 from magnitude_tune.pipeline.reading import (
     Reading,
     Unset,
@@ -81,6 +81,7 @@ _REQUESTS: Final[Mapping[str, _Reader]] = {
 PIN_NAMES: Final = tuple(_PINS)
 """Settings that, written down, are kept as written."""
 
+_OTHER_VARIABLES: Final = ("MAGNITUDE_TUNE_HOME", "MAGNITUDE_TUNE_TRACEBACK")
 _VARIABLE_PREFIX: Final = "MAGNITUDE_TUNE_"
 _BACKEND_VARIABLE: Final = "MAGNITUDE_BACKEND"
 _HOME_VARIABLE: Final = "MAGNITUDE_TUNE_HOME"
@@ -131,7 +132,18 @@ def environment_layer(environment: Mapping[str, str] | None = None) -> Layer:
     for variable, name in ({_BACKEND_VARIABLE: "engine"} | names).items():
         if text := environment.get(variable, "").strip():
             values[name] = Given(text, Place(variable))
-    return Layer("environment", values)
+    return Layer("environment", values, tuple(_unknown(environment, names)))
+
+
+def _unknown(environment: Mapping[str, str], known: Iterable[str]) -> Iterator[Finding]:
+    names = {*known, *_OTHER_VARIABLES}
+    for variable in sorted(environment):
+        if variable.startswith(_VARIABLE_PREFIX) and variable not in names:
+            from difflib import get_close_matches
+
+            close = get_close_matches(variable, names, n=1)
+            hint = f"did you mean {close[0]}?" if close else "remove it"
+            yield Finding(Rule.UNKNOWN_KEY, f"{variable} is not a variable of ours", place=Place(variable), fix=hint)
 
 
 def flag_layer(flags: Mapping[str, object]) -> Layer:

@@ -84,7 +84,7 @@ def _about_magnitude(request: Request) -> Iterator[Finding]:
             fix=f"use at most {SAFE_BAND[1]} unless this machine has no other work",
             setting="magnitude",
         )
-    elif band(m) == "light":
+    elif band(m) == "light" and request.target is None:
         yield Finding(
             Rule.LIGHT_LOAD,
             f"magnitude {shown_magnitude(m)} is a light load: much of the machine stays unused",

@@ -12,6 +12,7 @@ from magnitude_tune.resolver.candidates import Table
 from magnitude_tune.resolver.choose import Limits, choose
 from magnitude_tune.resolver.values import CurvePoint
 from magnitude_tune.throughput.values import Speed, SpeedModel
+from magnitude_tune.units import format_rate, format_seconds
 
 __all__ = ["CURVE", "TENTHS", "curve_points", "magnitude_for_target"]
 
@@ -60,12 +61,12 @@ def magnitude_for_target(
         if settings not in seen:
             seen[settings] = _quantity(speed.speed(settings, request.workload), request.target.quantity)
         if _meets(seen[settings], request.target):
-            return m, ()
+            return m, (_reached(request.target, (seen[settings], m), request),)
         reached.append((seen[settings], m))
     if not reached:
         return ceiling, ()
     best = (max if request.target.comparison == ">=" else min)(reached)
-    return best[1], (_out_of_reach(request.target, best, request),)
+    return best[1], (_out_of_reach(request.target, best, ceiling, request),)
 
 
 def _meets(value: float, target: Target) -> bool:
@@ -82,12 +83,31 @@ def _quantity(speed: Speed, name: str) -> float:
     }[name].value
 
 
-def _out_of_reach(target: Target, best: tuple[float, float], request: Request) -> Finding:
+def _reached(target: Target, at: tuple[float, float], request: Request) -> Finding:
+    value, m = at
+    return Finding(
+        Rule.TARGET_REACHED,
+        f"target {_written(target)} is reached at magnitude {m:g}, with {_shown(target, value)} predicted",
+        place=request.sources.get("target"),
+        setting="target",
+    )
+
+
+def _out_of_reach(target: Target, best: tuple[float, float], ceiling: float, request: Request) -> Finding:
     value, m = best
+    reach = "this machine goes" if ceiling >= MAX_MAGNITUDE else f"up to the magnitude asked for, {ceiling:g}, it goes"
     return Finding(
         Rule.TARGET_OUT_OF_REACH,
-        f"target {target.quantity}{target.comparison}{target.bound:g} is out of reach: this machine goes to "
-        f"{value:.3g}, at magnitude {m:g}",
+        f"target {_written(target)} is out of reach: {reach} to {_shown(target, value)}, at magnitude {m:g}",
         place=request.sources.get("target"),
+        setting="target",
         fix="lower the target, or take a smaller model or another machine",
     )
+
+
+def _written(target: Target) -> str:
+    return f"{target.quantity}{target.comparison}{target.bound:g}"
+
+
+def _shown(target: Target, value: float) -> str:
+    return format_rate(value) if target.quantity in ("pp", "tg") else format_seconds(value)

@@ -10,6 +10,7 @@ from magnitude_tune.errors import DoesNotFitError
 from magnitude_tune.fingerprint.values import Fingerprint
 from magnitude_tune.footprint.values import FootprintModel
 from magnitude_tune.magnitude import MAX_MAGNITUDE, SAFE_BAND, magnitude_of_threads, share
+from magnitude_tune.request import Request
 from magnitude_tune.resolver.advice import shown_magnitude
 from magnitude_tune.resolver.candidates import Base, Candidate, Shape, Table
 from magnitude_tune.resolver.choose import Limits
@@ -27,6 +28,7 @@ def refusal(
     limits: Limits,
     machine: Fingerprint,
     footprint: FootprintModel,
+    request: Request,
     table_for: Callable[[Shape], Table],
 ) -> DoesNotFitError:
     """The error for a table in which nothing is allowed at magnitude `m` under `limits`.
@@ -42,7 +44,7 @@ def refusal(
     needs = base.reserved[pool_index]
     budget = min(limits.pools[pool_index], share(m) * pool.total_bytes)
     if needs <= budget and least.mu > base.mu:
-        return _too_many_threads(least, m, machine)
+        return _too_many_threads(least, m, machine, request)
     terms = [term for term in footprint.footprint(base.settings).terms if term.pool == pool.name]
     largest = max(terms, key=lambda term: term.reserved_bytes)
     what = (
@@ -71,15 +73,17 @@ def _over_its_cap(base: Base, limits: Limits, footprint: FootprintModel) -> Does
     return None
 
 
-def _too_many_threads(row: Candidate, m: float, machine: Fingerprint) -> DoesNotFitError:
+def _too_many_threads(row: Candidate, m: float, machine: Fingerprint, request: Request) -> DoesNotFitError:
     usable = machine.cpu.usable_cores
     wanted = max(row.n_threads, row.n_threads_batch)
     mu = magnitude_of_threads(wanted, usable)
     needs = f"needs magnitude {math.ceil(10 * mu) / 10:g}" if math.isfinite(mu) else "is more than there are"
+    places = [str(pin.place) for name in ("n_threads", "n_threads_batch") if (pin := request.pin(name)) is not None]
     return DoesNotFitError(
         f"{wanted} threads do not fit at magnitude {shown_magnitude(m)}: "
         f"{usable} cores are usable, and {wanted} {needs}",
-        hint="leave n_threads and n_threads_batch unset",
+        where=", ".join(places) or None,
+        hint="remove n_threads and n_threads_batch there: the magnitude decides",
     )
 
 

@@ -75,6 +75,7 @@ class _Chooser:
             limits=limits,
             machine=self.subject.machine,
             footprint=self.subject.footprint,
+            request=self.request,
             table_for=self.table,
         )
 

@@ -176,3 +176,11 @@ def test_flags_name_their_option() -> None:
     with pytest.raises(UsageError) as caught:
         build_request([flag_layer({"n_gpu_layers": "-7"})])
     assert caught.value.where == "--n-gpu-layers"
+
+
+def test_a_misspelt_variable_is_said() -> None:
+    """A variable with our prefix that nobody reads is a finding that names the nearest one."""
+    layer = environment_layer({"MAGNITUDE_TUNE_N_CTXX": "2048", "MAGNITUDE_TUNE_HOME": "/h", "OTHER": "1"})
+    assert layer.values == {}
+    (finding,) = layer.findings
+    assert finding.fix == "did you mean MAGNITUDE_TUNE_N_CTX?"

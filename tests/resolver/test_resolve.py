@@ -278,6 +278,7 @@ def test_target_gives_the_least_magnitude_that_reaches_it() -> None:
     resolution = resolve(subject, Request(target=Target("pp", ">=", 1000)))
     m = resolution.magnitude.requested
     assert resolution.predicted.pp.value >= 1000
+    assert {Rule.TARGET_REACHED} == rules(resolution.findings)
     assert resolve(subject, Request(magnitude=round(m - 0.1, 1))).predicted.pp.value < 1000
 
 
@@ -285,7 +286,9 @@ def test_target_out_of_reach_says_how_far_it_goes() -> None:
     """A target that no magnitude reaches is a finding with the best there is."""
     resolution = resolve(a_subject(), Request(target=Target("tg", ">=", 1e9)))
     finding = next(finding for finding in resolution.findings if finding.rule is Rule.TARGET_OUT_OF_REACH)
-    assert "this machine goes to" in finding.message
+    assert "this machine goes to 138 t/s, at magnitude" in finding.message
+    asked = Request(magnitude=1.0, sources={"magnitude": HERE}, target=Target("tg", ">=", 1e9))
+    assert "up to the magnitude asked for, 1, it goes to" in resolve(a_subject(), asked).findings[0].message
 
 
 @pytest.mark.parametrize(("m", "rule"), [(4.5, Rule.OVERCOMMIT), (2.9, Rule.LIGHT_LOAD), (3.0, None), (4.4, None)])
