@@ -123,7 +123,8 @@ def _filesystem(tree: Tree, model: Path | None, *, measure: bool) -> tuple[Files
     mount = filesystem.find_mount(model, tree)
     if mount is None:
         return None, (_unread("what the model lies on is unknown: this system lists no mounts"),)
-    rate = filesystem.measured_read_rate(model, mount) if measure else filesystem.cached_read_rate(model, tree)
+    here = measure and tree.live
+    rate = filesystem.measured_read_rate(model, mount) if here else filesystem.cached_read_rate(model, tree)
     note = filesystem.filesystem_note(mount)
     return Filesystem(mount.kind, mount.point, mount.device, rate), (note,) if note else ()
 

@@ -49,6 +49,24 @@ FILES = (
     "sys/devices/system/node/node1/cpulist",
     "sys/devices/system/node/node1/meminfo",
     "sys/block/sda/queue/rotational",
+    "proc/self/limits",
+    "proc/self/mountinfo",
+    "proc/loadavg",
+    "proc/stat",
+    "proc/pressure/cpu",
+    "proc/pressure/memory",
+    ".dockerenv",
+    "run/systemd/container",
+    "sys/class/dmi/id/sys_vendor",
+    "sys/hypervisor/type",
+    "sys/kernel/mm/transparent_hugepage/enabled",
+    "sys/devices/system/cpu/cpu0/cache/index0/type",
+    "sys/devices/system/cpu/cpu0/cache/index0/level",
+    "sys/devices/system/cpu/cpu0/cache/index0/size",
+    "sys/devices/system/cpu/cpu0/cache/index0/shared_cpu_list",
+    "sys/devices/system/cpu/cpu0/topology/physical_package_id",
+    "sys/devices/system/cpu/cpu1/cpu_capacity",
+    "sys/devices/system/cpu/cpu1/cpufreq/cpuinfo_max_freq",
 )
 
 NUMBER = st.integers(-(1 << 70), 1 << 70).map(lambda number: str(number).encode())
@@ -69,6 +87,20 @@ SHAPED = st.sampled_from(
         b"Cpus_allowed_list: 9-1\n",
         "٣\n".encode(),
         b"1e9\n",
+        b"Data\n",
+        b"3\n",
+        b"99999999M\n",
+        b"Cpus_allowed_list: 0-3\nMems_allowed_list: 1,x\n",
+        b"Node 1 MemTotal: 999999999999999 kB\nNode 1 MemFree: 1 kB\n",
+        b"Max address space 0 0 bytes\nMax locked memory 9999999999999999999 unlimited bytes\n",
+        b"Max address space 4096 unlimited bytes\n",
+        b"99999999.99 1.0 2 1/2 3\n",
+        b"cpu  1 2 3 4 5 6 7 99999999999999999999 9 10\n",
+        b"cpu  1 2 3 4 5 6 7 8 9 10\n",
+        b"some avg10=999.00 avg60=0.1.2 avg300=0.00 total=1\n",
+        b"some avg10=999.00 avg60=0.00 avg300=0.00 total=1\nfull avg10=1.00 avg60=1.00 avg300=0.00 total=7\n",
+        b"CPU implementer : 0x41\nCPU part : 0xd05\nprocessor : 99999\n\nCPU part : \n",
+        b"27 1 254:0 / / rw - ext4 /dev/\xff rw\n27 1 0:0 / \\999 rw - \n",
         b"\n\n\n",
     ]
 )
@@ -88,7 +120,7 @@ ANSWER = st.builds(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
-@given(files=st.dictionaries(st.sampled_from(FILES), CONTENT, max_size=12), answer=ANSWER)
+@given(files=st.dictionaries(st.sampled_from(FILES), CONTENT, max_size=20), answer=ANSWER)
 def test_garbage_makes_a_fingerprint(tmp_path, files, answer):
     """Whatever the files and the commands say, the result hangs together, can be stored, read back and shown."""
     root = tmp_path / "machine"
@@ -99,7 +131,7 @@ def test_garbage_makes_a_fingerprint(tmp_path, files, answer):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     run = mock.Mock(return_value=answer)
-    found = collect(root=root, run=run)
+    found = collect(root=root, run=run, in_depth=True, model=root / "model.gguf")
     assert 1 <= found.cpu.usable_cores <= found.cpu.performance_cores
     assert 0 <= found.memory.available_bytes <= found.memory.total_bytes
     assert from_document(json.loads(json.dumps(to_document(found))), "here") == replace(found, stored=True)

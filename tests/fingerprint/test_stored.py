@@ -10,12 +10,21 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnitude_tune.errors import InputFileError, UsageError
 from magnitude_tune.findings import Finding, Place, Rule
 from magnitude_tune.fingerprint.collect import collect
+from magnitude_tune.fingerprint.details import (
+    Cache,
+    Details,
+    Filesystem,
+    HugePages,
+    MemoryNode,
+    Pressure,
+    ThreadRate,
+)
 from magnitude_tune.fingerprint.identity import machine_hash
 from magnitude_tune.fingerprint.stored import from_document, load_machine, profile_names, to_document
 from magnitude_tune.fingerprint.values import (
@@ -79,6 +88,33 @@ engines = st.builds(
     prompt_cache=st.booleans(),
     flags=st.frozensets(text, max_size=3),
 )
+count = st.integers(0, 512)
+share = st.floats(0, 1)
+details = st.builds(
+    Details,
+    packages=st.none() | count,
+    physical_cores=st.none() | count,
+    efficiency_cores=st.none() | count,
+    threads_per_core=st.none() | count,
+    affinity=st.none() | text,
+    caches=st.lists(st.builds(Cache, st.integers(1, 4), text, size, count, count), max_size=2).map(tuple),
+    nodes=st.lists(
+        st.builds(MemoryNode, count, count, st.none() | size, st.none() | size, st.booleans()), max_size=2
+    ).map(tuple),
+    bandwidths=st.lists(st.builds(ThreadRate, count, fact), max_size=3).map(tuple),
+    load=st.none() | st.tuples(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6)),
+    steal_share=st.none() | share,
+    pressure=st.lists(
+        st.builds(Pressure, text, share, share, st.none() | share, st.none() | share, st.floats(0, 1e12)), max_size=2
+    ).map(tuple),
+    huge_pages=st.none()
+    | st.builds(HugePages, st.none() | text, st.none() | count, st.none() | count, st.none() | size),
+    virtual_machine=st.none() | text,
+    container=st.none() | text,
+    wsl=st.booleans(),
+    filesystem=st.none() | st.builds(Filesystem, text, text, text, st.none() | fact),
+    sources=sources,
+)
 
 
 @st.composite
@@ -119,6 +155,8 @@ def machines(draw):
             swap_total_bytes=draw(st.none() | size),
             swap_free_bytes=draw(st.none() | size),
             limit_source=draw(st.none() | text),
+            address_space_bytes=draw(st.none() | size),
+            locked_bytes=draw(st.none() | size),
             sources=draw(sources),
         ),
         pools=(host,) if unified else (host, Pool("cuda0", "card", vram, free)),
@@ -126,11 +164,13 @@ def machines(draw):
         engines=tuple(draw(st.lists(engines, max_size=2))),
         disk_bandwidth=draw(st.none() | fact),
         notes=tuple(draw(st.lists(finding, max_size=2))),
+        details=draw(st.none() | details),
         machine_hash=draw(name),
         stored=True,
     )
 
 
+@settings(deadline=None)
 @given(machines())
 def test_a_machine_comes_back_from_its_document_as_it_was(machine):
     """Through JSON text and back nothing is lost, whatever the machine."""
@@ -166,9 +206,10 @@ def test_the_document_has_the_keys_other_tools_rely_on():
     assert {"engines", "notes", "hash"} <= set(document)
 
 
-def test_this_machine_is_a_valid_document():
-    """What `collect` finds here can be stored and read back."""
-    found = collect(cached_only=True)
+@pytest.mark.parametrize("in_depth", [False, True])
+def test_this_machine_is_a_valid_document(in_depth):
+    """What `collect` finds here can be stored and read back, with details and without."""
+    found = collect(cached_only=True, in_depth=in_depth)
     assert from_document(to_document(found), "here") == replace(found, stored=True)
 
 
@@ -226,6 +267,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.data(), JSON)
 def test_any_value_anywhere_is_a_machine_or_our_error(data, value):
     """Whatever stands in any place of the document, reading ends in a machine or in an error of ours."""
@@ -331,12 +373,17 @@ def test_the_hash_names_the_machine_not_its_state():
         replace(machine, memory=replace(machine.memory, total_bytes=machine.memory.total_bytes - 9 * MIB)),
         replace(machine, cpu=replace(machine.cpu, bandwidth=Fact(1.0, "measured"), affinity_cpus=3)),
         replace(machine, cpu=replace(machine.cpu, features=machine.cpu.features | {"ibrs", "ssbd"})),
+        replace(machine, details=Details(load=(9.0, 9.0, 9.0), steal_share=0.5)),
+        replace(machine, memory=replace(machine.memory, locked_bytes=65536)),
         replace(machine, devices=tuple(replace(device, free_bytes=0) for device in machine.devices)),
         replace(machine, devices=(*machine.devices, replace(machine.devices[0], name="RPC0", backend="rpc"))),
     )
     different = (
         replace(machine, memory=replace(machine.memory, total_bytes=machine.memory.total_bytes // 2)),
+        replace(machine, memory=replace(machine.memory, address_space_bytes=8 * GIB)),
+        replace(machine, memory=replace(machine.memory, address_space_bytes=4 * GIB)),
         replace(machine, cpu=replace(machine.cpu, quota_cores=2.0, usable_cores=2)),
+        replace(machine, cpu=replace(machine.cpu, quota_cores=2.5, usable_cores=2)),
         replace(machine, cpu=replace(machine.cpu, features=machine.cpu.features | {"avx512f"})),
         replace(machine, cpu=replace(machine.cpu, brand="Another")),
         replace(machine, devices=machine.devices[:1]),

@@ -166,7 +166,7 @@ def container() -> Files:
 
 
 def cgroup_v1() -> Files:
-    """A batch job under version 1: 4 of 8 CPUs by the parent's quota, 3 GiB by a limit that only `memory.stat` shows."""
+    """A batch job under version 1: 4 of 8 CPUs by the parent's quota, 3 GiB as only `memory.stat` shows."""
     memory, cpu = "sys/fs/cgroup/memory", "sys/fs/cgroup/cpu,cpuacct"
     return {
         "proc/sys/kernel/hostname": "node17\n",
