@@ -19,6 +19,8 @@ magnitude-tune bench model.gguf --magnitude 4.0 --budget 60 --json
 
 magnitude-tune bench --url http://127.0.0.1:8080
 
+magnitude-tune bench model.gguf --settings n_threads=1,2,4 n_ubatch=64,512 --budget 30
+
 magnitude-tune bench --history model.gguf; magnitude-tune bench --compare last~1 last
 
 Exit codes: 0 ok (a broken promise included), 2 usage, 3 bad config or model file, 4 does not fit, 5 engine failed,
@@ -28,8 +30,25 @@ WHAT = Annotated[
     str | None,
     typer.Argument(metavar="AGENT.YAML|MODEL", help="An agent's config, or a GGUF file.", show_default=False),
 ]
+WORDS = Annotated[list[str] | None, typer.Argument(hidden=True)]
+GRID = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--settings",
+        metavar="NAME=VALUE,VALUE...",
+        help="Measure every combination; several words, or the option again. Given again within a day after an "
+        "interruption, the same command goes on.",
+    ),
+]
 BUDGET = Annotated[
-    float, typer.Option("--budget", min=1, max=86400, metavar="SECONDS", help="Time for warming up and measuring.")
+    float,
+    typer.Option(
+        "--budget",
+        min=1,
+        max=86400,
+        metavar="SECONDS",
+        help="Time for warming up and measuring; of a grid, for each configuration.",
+    ),
 ]
 URL = Annotated[
     str | None,
@@ -75,7 +94,9 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     what: WHAT = None,
+    words: WORDS = None,
     *,
+    settings: GRID = None,
     budget: BUDGET = 120.0,
     json_output: JSON = False,
     output: OUTPUT = None,
@@ -93,11 +114,13 @@ def bench(
     flags: tuple[tuple[str, str], ...] = (),
 ) -> None:
     """Resolve, launch the engine, measure it, and show predicted beside measured."""
+    from magnitude_tune.cli.bench_grid import bench_grid, parse_axes, sort_words
     from magnitude_tune.cli.bench_one import BenchOptions, bench_and_report
     from magnitude_tune.cli.bench_store import StoreQuestion, answer_from_store
     from magnitude_tune.errors import UsageError
     from magnitude_tune.pipeline.resolve import ResolveOptions
 
+    what, grid = sort_words(what, words or (), settings)
     question = StoreQuestion(history, compare, export, import_file, what, flags, json_output, output)
     if question.asked:
         answer_from_store(question)
@@ -117,13 +140,15 @@ def bench(
         bench_url(UrlOptions(url or "", what, flags, budget, json_output, output, quiet, verbose))
         return
     options = ResolveOptions(what=what, flags=flags, engine_path=engine_path, rpc=tuple(rpc or ()))
-    bench_and_report(
-        BenchOptions(
-            resolve=options,
-            budget_seconds=budget,
-            json_output=json_output,
-            output=output,
-            quiet=quiet,
-            verbose=verbose,
-        )
+    how = BenchOptions(
+        resolve=options,
+        budget_seconds=budget,
+        json_output=json_output,
+        output=output,
+        quiet=quiet,
+        verbose=verbose,
     )
+    if grid:
+        bench_grid(parse_axes(grid, flags), how)
+    else:
+        bench_and_report(how)

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from magnitude_tune.fingerprint.values import EngineFacts
     from magnitude_tune.pipeline.resolve import Resolved, ResolveOptions
 
-__all__ = ["INTERRUPTED", "BenchOptions", "bench_and_report", "shortage", "subject_of"]
+__all__ = [
+    "INTERRUPTED",
+    "BenchOptions",
+    "RepackingCrashes",
+    "bench_and_report",
+    "open_as_planned",
+    "shortage",
+    "subject_of",
+]
 
 INTERRUPTED = 130
 
@@ -86,25 +94,31 @@ def _measured(options: BenchOptions) -> tuple[Resolved, BenchResult]:
         narrate(f"WARNING: {short}: planning again")
         resolved = _announced(options)
     try:
-        return resolved, _run(resolved, options, _open_as_planned)
-    except _RepackingCrashes as crash:
+        return resolved, _run(resolved, options, open_as_planned)
+    except RepackingCrashes as crash:
         narrate(f"WARNING: with repacked weights the engine ended ({crash}): planning again without them")
     # Now it is remembered, so the new plan does without; where repacking is pinned, the session does.
     resolved = _announced(options)
     return resolved, _run(resolved, options, open_or_without_repack)
 
 
-class _RepackingCrashes(Exception):  # noqa: N818
+class RepackingCrashes(Exception):  # noqa: N818
     """The plan cannot run as it is: the prediction to hold a measurement against would be another plan's."""
 
 
-def _open_as_planned(engine: EngineFacts, launch: Launch, machine_hash: str) -> Opened:
+def open_as_planned(engine: EngineFacts, launch: Launch, machine_hash: str) -> Opened:
+    """Start the engine; a plan that only runs without its repacked weights is not measured as if it were another.
+
+    Raises:
+        RepackingCrashes: it is remembered, so the next plan does without.
+        EngineError: as `engines.sessions.open_or_without_repack`.
+    """
     from magnitude_tune.engines.sessions import open_or_without_repack
 
     opened = open_or_without_repack(engine, launch, machine_hash)
     if opened.repack_crash is not None:
         opened.session.close()
-        raise _RepackingCrashes(opened.repack_crash.kind.value)
+        raise RepackingCrashes(opened.repack_crash.kind.value)
     return opened
 
 

@@ -17,7 +17,7 @@ from magnitude_tune.report.resolution_json import (
     settings_document,
 )
 
-__all__ = ["bench_document"]
+__all__ = ["bench_document", "rate_document", "summary_document"]
 
 
 def bench_document(result: BenchResult, resolution: Mapping[str, object], stored: str | None) -> dict[str, object]:
@@ -51,8 +51,8 @@ def _measured(result: BenchResult) -> dict[str, object]:
     return {
         "n_prompt": measurement.n_prompt,
         "n_gen": measurement.n_gen,
-        "pp": _rate(result, "pp", measurement.pp_samples),
-        "tg": _rate(result, "tg", measurement.tg_samples),
+        "pp": rate_document(result, "pp", measurement.pp_samples),
+        "tg": rate_document(result, "tg", measurement.tg_samples),
         "turn_seconds": _summary(result, "turn_seconds"),
         "ready_seconds": _summary(result, "ready_seconds"),
         "peak_bytes": _summary(result, "peak_bytes"),
@@ -60,7 +60,8 @@ def _measured(result: BenchResult) -> dict[str, object]:
     }
 
 
-def _rate(result: BenchResult, test: Quantity, samples: Sequence[Sample]) -> dict[str, object] | None:
+def rate_document(result: BenchResult, test: Quantity, samples: Sequence[Sample]) -> dict[str, object] | None:
+    """The figure of one test with its raw samples; None where it was not measured."""
     figure = _summary(result, test)
     if figure is None:
         return None
@@ -79,10 +80,10 @@ def _left_out(measurement: Measurement, test: Quantity) -> list[dict[str, object
 
 def _summary(result: BenchResult, quantity: Quantity) -> dict[str, object] | None:
     measured = result.promise.item(quantity).measured
-    return None if measured is None else _summary_document(measured)
+    return None if measured is None else summary_document(measured)
 
 
-def _summary_document(summary: Summary) -> dict[str, object]:
+def summary_document(summary: Summary) -> dict[str, object]:
     """An interval of the contract, with the number of samples and their spread."""
     return {
         "value": summary.median,
@@ -102,7 +103,7 @@ def _promise(promise: Promise) -> dict[str, object]:
             {
                 "quantity": item.quantity,
                 "predicted": interval_document(item.predicted),
-                "measured": None if item.measured is None else _summary_document(item.measured),
+                "measured": None if item.measured is None else summary_document(item.measured),
                 "verdict": item.verdict,
                 "reason": item.reason,
             }
