@@ -13,7 +13,7 @@ from magnitude_tune.pipeline.resolve import Resolved
 from magnitude_tune.report.resolution_text import finding_lines, rows_text
 from magnitude_tune.units import format_bytes, format_rate, format_seconds
 
-__all__ = ["bench_text"]
+__all__ = ["bench_text", "between_text", "disturbance_text"]
 
 _SHOWN: Final[dict[Quantity, tuple[str, Callable[[float], str]]]] = {
     "pp": ("pp", format_rate),
@@ -36,7 +36,7 @@ def bench_text(result: BenchResult, resolved: Resolved, stored: str | None) -> s
         _figures(result),
         _memory(resolved),
         _buffers(measurement),
-        _disturbance(measurement.disturbance),
+        disturbance_text(measurement.disturbance),
         "\n".join(finding_lines((*resolved.resolution.findings, *result.findings))),
         f"Stored as run {stored}: the next resolve here uses it where it is calm and complete." if stored else "",
     ]
@@ -79,18 +79,19 @@ def _figure(item: PromiseItem) -> tuple[str, ...]:
     if item.quantity == "peak_bytes":
         left = (f"{shown(predicted.value)}", "reserved")
     else:
-        left = (shown(predicted.value), _between(predicted.low, predicted.value, predicted.high, shown))
+        left = (shown(predicted.value), between_text(predicted.low, predicted.value, predicted.high, shown))
     if measured is None:
         right = ("not measured", "", "")
     elif measured.n == 1:
         right = (shown(measured.median), "peak" if item.quantity == "peak_bytes" else "one reading", "1")
     else:
-        between = _between(measured.low, measured.median, measured.high, shown)
+        between = between_text(measured.low, measured.median, measured.high, shown)
         right = (shown(measured.median), between, str(measured.n))
     return (name, *left, *right, item.verdict)
 
 
-def _between(low: float, middle: float, high: float, shown: Callable[[float], str]) -> str:
+def between_text(low: float, middle: float, high: float, shown: Callable[[float], str]) -> str:
+    """An interval as people read it, with its distances from the middle."""
     below, above = ((middle - low) / middle, (high - middle) / middle) if middle else (0.0, 0.0)
     return f"{shown(low)} to {shown(high)} (-{below:.0%} +{above:.0%})"
 
@@ -122,7 +123,8 @@ def _buffers(measurement: Measurement) -> str:
     return text
 
 
-def _disturbance(seen: Disturbance) -> str:
+def disturbance_text(seen: Disturbance) -> str:
+    """What disturbed a run, in one line."""
     known = ", ".join(_known(seen))
     verdict = "none seen" if seen.clean else "; ".join(seen.notes)
     return f"Disturbance: {verdict}" + (f" ({known})" if known else "")
