@@ -8,6 +8,7 @@ precision at a fraction of it), memory in GiB where one model has a size, and th
 from __future__ import annotations
 
 import re
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,6 +22,8 @@ _TABLE: Final = Path(__file__).with_name("devices.csv")
 _EMPTY_WORDS: Final = frozenset(
     {"nvidia", "amd", "ati", "intel", "tesla", "graphics", "form", "factor", "edition", "unstated"}
 )
+# Drivers of Vulkan add theirs: `AMD Radeon RX 7900 XTX (RADV NAVI31)`.
+_BRACKETS: Final = re.compile(r"\((?!r\)|tm\)|c\))[^()]*\)", re.IGNORECASE)
 _CAPACITY: Final = re.compile(r"[0-9]+gb", re.ASCII)
 
 
@@ -39,8 +42,7 @@ def known_device(name: str, total_bytes: int | None) -> KnownDevice | None:
 
     Where rows still differ, the one with the least bandwidth is taken: a promise then errs on the safe side.
     """
-    wanted = _words(name)
-    rows = [row for row in _rows() if wanted and _words(row.name) == wanted]
+    rows = _rows_named(name) or _rows_named(_BRACKETS.sub(" ", name))
     if total_bytes is not None and rows:
         gib = total_bytes / GIB
         nearest = min(abs((row.memory_gib or gib) - gib) for row in rows)
@@ -56,7 +58,7 @@ def least_variant(name: str) -> KnownDevice | None:
 
 def same_model(one: str, other: str) -> bool:
     """Whether two names mean the same model: what drivers add in brackets, and vendors' words, do not count."""
-    plain = [_words(re.sub(r"\([^()]*\)", " ", name)) for name in (one, other)]
+    plain = [_words(_BRACKETS.sub(" ", name)) for name in (one, other)]
     return bool(plain[0]) and plain[0] == plain[1]
 
 
@@ -71,16 +73,23 @@ def guessed_rates(name: str, *, shares_host: bool) -> tuple[Fact, Fact]:
     return (Fact(50e9, source), Fact(2e12, source)) if shares_host else (Fact(200e9, source), Fact(8e12, source))
 
 
+def _rows_named(name: str) -> list[KnownDevice]:
+    wanted = _words(name)
+    return [row for row in _rows() if _words(row.name) == wanted] if wanted else []
+
+
+@lru_cache(maxsize=1024)
 def _words(name: str) -> frozenset[str]:
     words = re.findall(r"[a-z0-9]+", re.sub(r"\((?:r|tm|c)\)", " ", name.lower()))
     return frozenset(word for word in words if word not in _EMPTY_WORDS and not _CAPACITY.fullmatch(word))
 
 
-def _rows() -> list[KnownDevice]:
+@cache
+def _rows() -> tuple[KnownDevice, ...]:
     import csv
 
     with _TABLE.open(encoding="utf-8", newline="") as stream:
-        return [
+        return tuple(
             KnownDevice(
                 name=row["name"],
                 shares_host=row["kind"] != "gpu",
@@ -89,4 +98,4 @@ def _rows() -> list[KnownDevice]:
                 memory_gib=float(row["memory_gib"]) if row["memory_gib"] else None,
             )
             for row in csv.DictReader(stream)
-        ]
+        )

@@ -10,6 +10,7 @@ from magnitude_tune.fingerprint.device_table import known_device
 from magnitude_tune.fingerprint.nvidia import read_nvidia
 from magnitude_tune.fingerprint.nvidia_smi import QUERY_SECONDS
 from magnitude_tune.fingerprint.values import HOST_POOL, Memory
+from magnitude_tune.processes import Completed
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -73,9 +74,11 @@ def test_the_question_has_a_time_limit(answers):
         ("", None, "did not answer within 10 s"),
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", 9, "couldn't communicate"),
         ("", 255, "ended with 255"),
+        ("Failed to initialize NVML: Driver/library version mismatch\n", 18, "version mismatch"),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", 0, "cannot be read"),
         ("Segmentation fault, perhaps\n", 0, "cannot be read"),
     ],
-    ids=["timeout", "no driver", "silent failure", "nonsense"],
+    ids=["timeout", "no driver", "silent failure", "mismatch", "text in place of rows", "nonsense"],
 )
 def test_a_failure_is_a_note_and_no_device(answers, stdout, returncode, said):
     """A probe's failure never ends the fingerprint, and never makes a device of zero bytes."""
@@ -113,6 +116,55 @@ def test_old_drivers_are_asked_for_less(answers):
     assert device.total_bytes == 15360 * MIB
     assert device.bandwidth.value == 320e9
     assert device.compute_capability is None
+
+
+LIST = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)
+  MIG 3g.20gb     Device  0: (UUID: MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f)
+  MIG 1g.5gb      Device  1: (UUID: MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-aaaaaaaa-d33d-2b2c-524d-9e3d8d2b8a77)
+"""
+INSTANCE = """<mig_device><index>{0}</index><gpu_instance_id>{1}</gpu_instance_id>
+<fb_memory_usage><total>{2} MiB</total><used>7 MiB</used><free>{3} MiB</free></fb_memory_usage>
+<bar1_memory_usage><total>32767 MiB</total><used>0 MiB</used><free>32767 MiB</free></bar1_memory_usage></mig_device>
+"""
+XML = (
+    '<nvidia_smi_log><driver_version>535.54</driver_version><gpu id="00000000:07:00.0">'
+    "<fb_memory_usage><total>40960 MiB</total><free>40000 MiB</free></fb_memory_usage><mig_devices>"
+    + INSTANCE.format(0, 2, 20096, 20089)
+    + INSTANCE.format(1, 9, 4864, 4861)
+    + '</mig_devices></gpu><gpu id="00000000:0F:00.0"><mig_devices>None</mig_devices></gpu></nvidia_smi_log>'
+)
+ROW = "{}, NVIDIA A100-SXM4-40GB, 40960, 40000, 535.54, 8.0, 4, 16, GPU-{}, {}\n"
+
+
+class Divided:
+    """`nvidia-smi` of a machine with one divided card and one whole one."""
+
+    def __call__(self, argv, _seconds):
+        if argv[1] == "-L":
+            return Completed(0, LIST, "")
+        if argv[1] == "-q":
+            return Completed(0, XML, "")
+        return Completed(0, ROW.format(0, "5d5b", "Enabled") + ROW.format(1, "aaaa", "Disabled"), "")
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "total"),
+    [
+        ({}, "NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20096),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-cba663e8"}, "NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4864),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-aaaa"}, "NVIDIA A100-SXM4-40GB", 40960),
+    ],
+)
+def test_an_instance_of_a_divided_card_is_a_device_of_its_own(environment, name, total):
+    """MIG: the instance that CUDA shows has its own memory; another, or a whole card, by CUDA_VISIBLE_DEVICES."""
+    facts = read_nvidia(Divided(), HOST, environment)
+    (device,) = facts.devices
+    assert (device.name, device.description, device.total_bytes) == ("CUDA0", name, total * MIB)
+    assert facts.pools[0].total_bytes == total * MIB
+    assert device.free_bytes is not None
+    assert 0 < device.free_bytes < total * MIB
+    assert device.bandwidth.value == pytest.approx(1555e9 * total / 40960, rel=0.01)
 
 
 TWO = """0, NVIDIA GeForce RTX 3060, 12288, 12000, 575.57, 8.6, 4, 16, GPU-aaa
@@ -199,3 +251,40 @@ def test_a_driver_without_its_command_is_noted(grow):
     fingerprint = collect(root=grow({"proc/driver/nvidia/version": "NVRM version: 575.57\n"}))
     assert fingerprint.devices == ()
     assert any("its cards are unknown" in note.message for note in fingerprint.notes)
+
+
+def test_no_command_is_run_without_a_sign_of_the_driver(grow, monkeypatch):
+    """A machine without NVIDIA's files or cards costs a few looks at the file system and no process."""
+    from magnitude_tune.fingerprint import accelerators
+    from magnitude_tune.fingerprint.tree import Tree
+
+    def never(*_):
+        raise AssertionError("a command ran")
+
+    tree = Tree(grow({"sys/class/drm/card0/device/vendor": "0x1a03\n"}))
+    tree.live = True
+    monkeypatch.setattr(accelerators, "run_command", never)
+    monkeypatch.setattr(accelerators, "_is_installed", lambda _: True)
+    monkeypatch.setattr(accelerators.sys, "platform", "linux")
+    assert accelerators.read_accelerators(tree, {}, None, HOST).devices == ()
+
+
+def test_wsl_keeps_half_a_gibibyte_of_a_card_free(grow, answers):
+    """B08: what exceeds a card under WSL becomes slow instead of failing, so 512 MiB more stay free, with a note."""
+    files = {"proc/version": "Linux version 5.15.153.1-microsoft-standard-WSL2"}
+    line = "0, NVIDIA GeForce RTX 4060, 8188, 7500, 560.94, 8.9, 4, 8, GPU-1"
+    fingerprint = collect(root=grow(files), run=answers(line))
+    assert fingerprint.devices[0].free_bytes == (7500 - 512) * MIB
+    assert fingerprint.pool("cuda0").available_bytes == (7500 - 512) * MIB
+    assert any("0.5 GiB of each card" in note.message for note in fingerprint.notes)
+    plain = collect(root=grow({"proc/version": "Linux version 6.8.0"}), run=answers(line))
+    assert plain.pool("cuda0").available_bytes == 7500 * MIB
+
+
+def test_the_name_of_the_machine_does_not_depend_on_the_probe(grow, answers):
+    """Free memory and the driver change; the machine's hash does not."""
+    one, other = (
+        collect(root=grow({}), run=answers(f"0, NVIDIA L4, 23034, {free}, {driver}, 8.9, 4, 16, GPU-1"))
+        for free, driver in ((22000, "550.1"), (100, "575.2"))
+    )
+    assert one.machine_hash == other.machine_hash
