@@ -52,6 +52,7 @@ def read_details(tree: Tree, known: Known, *, measure: bool = True, model: Path 
     found, model_notes = _filesystem(tree, model, measure=measure)
     system = "the system" if known.elsewhere else None
     read = {
+        "affinity": dict(known.topology.sources).get("affinity", "the system"),
         "structure": (system or "/sys/devices/system/cpu") if built.physical_cores else None,
         "caches": (system or "/sys/devices/system/cpu") if caches else None,
         "nodes": "/sys/devices/system/node" if nodes else None,

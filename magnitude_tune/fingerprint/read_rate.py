@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -11,6 +12,7 @@ from typing import Final, NamedTuple
 __all__ = ["Sampled", "sample"]
 
 _SECONDS: Final = 0.3
+_WAIT_SECONDS: Final = 1.0
 _BLOCK_BYTES: Final = 2 << 20
 _LEAST_BLOCKS: Final = 4
 _MOST_BLOCKS: Final = 128
@@ -29,9 +31,17 @@ class Sampled(NamedTuple):
 def sample(path: Path) -> Sampled | None:
     """Read parts of a file for at most 0.3 s, directly where the filesystem allows that, else after dropping them.
 
-    None for files below 8 MiB, for those that cannot be read, and where the page cache cannot be passed by: its rate
-    would say nothing about the device.
+    None for files below 8 MiB, for those that cannot be read, where the page cache cannot be passed by (its rate
+    would say nothing about the device), and where nothing has come within a second, as from a server that is gone.
     """
+    found: list[Sampled | None] = []
+    worker = threading.Thread(target=lambda: found.append(_sampled(path)), daemon=True)
+    worker.start()
+    worker.join(_WAIT_SECONDS)
+    return found[0] if found else None
+
+
+def _sampled(path: Path) -> Sampled | None:
     try:
         size = path.stat().st_size
     except (OSError, ValueError):

@@ -20,7 +20,7 @@ def processor_rows(details: Details) -> Iterator[Row]:
     if details.physical_cores is not None:
         yield "All cores", _cores(details), sources.get("structure")
     if details.affinity:
-        yield "Affinity", f"CPUs {details.affinity}", None
+        yield "Affinity", f"CPUs {details.affinity}", sources.get("affinity")
     for cache in details.caches:
         yield _cache_name(cache), _cache(cache), sources.get("caches")
 
@@ -111,5 +111,5 @@ def activity_rows(details: Details) -> Iterator[Row]:
 
 
 def _pressure(pressure: Pressure) -> str:
-    full = "" if pressure.full_10s is None else f", all waiting {pressure.full_10s:.1%}"
-    return f"{pressure.some_10s:.1%} of the last 10 s, {pressure.some_60s:.1%} of 60 s{full}"
+    full = "" if pressure.full_10s is None else f"; of all {pressure.full_10s:.1%}"
+    return f"{pressure.some_10s:.1%} of 10 s, {pressure.some_60s:.1%} of 60 s{full}"

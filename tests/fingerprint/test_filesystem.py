@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -114,6 +115,18 @@ def test_where_direct_reads_are_refused_pages_are_dropped(file, monkeypatch):
     found = sample(file)
     assert found is not None
     assert found.method == "reads of dropped pages"
+
+
+@pytest.mark.skipif(not hasattr(os, "preadv"), reason="this system cannot read into a buffer at an offset")
+def test_a_device_that_does_not_answer_is_given_up(file, monkeypatch):
+    """A read that hangs costs the time limit and no more, and there is no rate."""
+    monkeypatch.setattr(read_rate, "_WAIT_SECONDS", 0.05)
+    released = threading.Event()
+    monkeypatch.setattr(read_rate, "_timed", lambda *_: released.wait(20) and None)
+    began = time.perf_counter()
+    assert sample(file) is None
+    assert time.perf_counter() - began < 10
+    released.set()
 
 
 def test_small_missing_and_odd_files_are_not_measured(tmp_path):
