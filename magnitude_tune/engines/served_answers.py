@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -46,8 +47,10 @@ class _Stream:
     arrivals: list[float] = field(default_factory=list)
     ended: bool = False
 
-    def token(self, at: float) -> None:
-        self.arrivals.append(at)
+    def take(self, choice: Mapping[str, Any], at: float) -> None:
+        if _has_text(choice):
+            self.arrivals.append(at)
+        self.ended = self.ended or isinstance(choice.get("finish_reason"), str)
 
     @property
     def first_seconds(self) -> float:
@@ -76,17 +79,16 @@ def read_openai(client: WebClient, path: str, body: Mapping[str, object]) -> Tur
         return lines
     timings: Mapping[str, Any] = {}
     usage: Mapping[str, Any] = {}
-    for at, line in lines:
-        event = _event(client, line)
-        if event is None:
-            stream.ended = stream.ended or line.endswith(_DONE)
-            continue
-        for choice in _choices(event):
-            if _has_text(choice):
-                stream.token(at)
-            stream.ended = stream.ended or isinstance(choice.get("finish_reason"), str)
-        timings = _mapping(event.get("timings")) or timings
-        usage = _mapping(event.get("usage")) or usage
+    with closing(lines):
+        for at, line in lines:
+            event = _event(client, line)
+            if event is None:
+                stream.ended = stream.ended or line.endswith(_DONE)
+                continue
+            for choice in _choices(event):
+                stream.take(choice, at)
+            timings = _mapping(event.get("timings")) or timings
+            usage = _mapping(event.get("usage")) or usage
     _check_whole(client, stream)
     return _by_timings(stream, timings, usage) or _by_clock(client, stream, usage)
 
@@ -134,12 +136,13 @@ def read_ollama(client: WebClient, path: str, body: Mapping[str, object]) -> Tur
             )
         raise client.refused(lines, path)
     last: Mapping[str, Any] = {}
-    for at, line in lines:
-        event = _json(client, line)
-        if event.get("response") or event.get("thinking"):
-            stream.token(at)
-        if event.get("done") is True:
-            last, stream.ended = event, True
+    with closing(lines):
+        for at, line in lines:
+            event = _json(client, line)
+            if event.get("response") or event.get("thinking"):
+                stream.arrivals.append(at)
+            if event.get("done") is True:
+                last, stream.ended = event, True
     _check_whole(client, stream)
     n_read, n_written = _count(last.get("prompt_eval_count")), _count(last.get("eval_count"))
     reading = _positive(last.get("prompt_eval_duration"))

@@ -5,12 +5,13 @@ A key is sent to that server only, and only once it has asked for one.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -88,6 +89,9 @@ def parse_url(url: str) -> Address:
     return Address(scheme, host, port or _PORTS[scheme], parts.path.rstrip("/").removesuffix("/v1"))
 
 
+Lines = Generator[tuple[float, bytes], None, None]
+
+
 class WebClient:
     """One server."""
 
@@ -107,8 +111,10 @@ class WebClient:
         """
         return self._reply(self._open("GET", path, None, self._limits.page))
 
-    def post_lines(self, path: str, body: Mapping[str, object]) -> Reply | Iterator[tuple[float, bytes]]:
-        """The lines of an answer as they come, each with the time it came (`time.perf_counter`); blank ones are not.
+    def post_lines(self, path: str, body: Mapping[str, object]) -> Reply | Lines:
+        """The lines of an answer as they come, each with the time it came (`time.perf_counter`), without blank ones.
+
+        Whoever reads them closes them, which ends the connection.
 
         Where the status is not 200, or what comes is a web page, a `Reply` instead.
 
@@ -198,29 +204,31 @@ class WebClient:
     def _reply(self, answer: _Answer) -> Reply:
         deadline = time.monotonic() + self._limits.page
         body = bytearray()
-        for _, chunk in self._chunks(answer, deadline, self._limits.page):
-            body += chunk
-            if len(body) > _BODY_LIMIT_BYTES:
-                break
+        with contextlib.closing(self._chunks(answer, deadline, self._limits.page)) as chunks:
+            for _, chunk in chunks:
+                body += chunk
+                if len(body) > _BODY_LIMIT_BYTES:
+                    break
         try:
             value = json.loads(body)
         except (ValueError, RecursionError):
             value = None
         return Reply(answer.status, answer.is_html or (value is None and body.lstrip()[:1] == b"<"), value)
 
-    def _lines(self, answer: _Answer) -> Iterator[tuple[float, bytes]]:
+    def _lines(self, answer: _Answer) -> Lines:
         deadline = time.monotonic() + self._limits.answer
         rest, n_bytes = b"", 0
-        for at, chunk in self._chunks(answer, deadline, self._limits.next_token):
-            n_bytes += len(chunk)
-            if n_bytes > _STREAM_LIMIT_BYTES:
-                raise self.error("the answer is far longer than what was asked for")
-            *lines, rest = (rest + chunk).split(b"\n")
-            yield from ((at, line.strip()) for line in lines if line.strip())
+        with contextlib.closing(self._chunks(answer, deadline, self._limits.next_token)) as chunks:
+            for at, chunk in chunks:
+                n_bytes += len(chunk)
+                if n_bytes > _STREAM_LIMIT_BYTES:
+                    raise self.error("the answer is far longer than what was asked for")
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from ((at, line.strip()) for line in lines if line.strip())
         if rest.strip():
             yield time.perf_counter(), rest.strip()
 
-    def _chunks(self, answer: _Answer, deadline: float, next_seconds: float) -> Iterator[tuple[float, bytes]]:
+    def _chunks(self, answer: _Answer, deadline: float, next_seconds: float) -> Lines:
         stalls = self.error("the answer stalls", "see whether the server is busy with others, or hangs; run again")
         try:
             while chunk := answer.response.read1(_CHUNK_BYTES):
