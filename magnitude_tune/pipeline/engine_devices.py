@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -53,7 +53,7 @@ def with_engine_devices(machine: Fingerprint) -> Fingerprint:
             notes.append(_sizeless(listed))
             continue
         if card is None:
-            device, pool = _from_engine(listed, backend, machine)
+            device, pool = _from_engine(listed, backend, machine, pools)
             pools |= {} if pool is None else {pool.name: pool}
             if device.unified:
                 pools[HOST_POOL] = replace(pools[HOST_POOL], kind="unified")
@@ -64,10 +64,12 @@ def with_engine_devices(machine: Fingerprint) -> Fingerprint:
             if card.backend == backend:
                 devices.pop(card.name, None)
         named[listed.name] = device
+    found = tuple({**devices, **named}.values())
+    in_use = {HOST_POOL, *(device.pool for device in found)}
     return replace(
         machine,
-        devices=tuple({**devices, **named}.values()),
-        pools=tuple(pools.values()),
+        devices=found,
+        pools=tuple(pool for pool in pools.values() if pool.name in in_use),
         notes=(*machine.notes, *notes),
     )
 
@@ -158,7 +160,9 @@ def _sizeless(listed: EngineDevice) -> Finding:
     )
 
 
-def _from_engine(listed: EngineDevice, backend: str, machine: Fingerprint) -> tuple[Device, Pool | None]:
+def _from_engine(
+    listed: EngineDevice, backend: str, machine: Fingerprint, pools: Container[str]
+) -> tuple[Device, Pool | None]:
     """A device as an engine lists it; one that shares this host's RAM, as one over loopback does, brings no pool."""
     from magnitude_tune.fingerprint.device_table import guessed_rates, known_device
 
@@ -172,7 +176,9 @@ def _from_engine(listed: EngineDevice, backend: str, machine: Fingerprint) -> tu
         bandwidth = Fact(cpu.bandwidth.value, f"this host's: {cpu.bandwidth.source}")
         flops = Fact(cpu.flops.value, f"this host's: {cpu.flops.source}")
     kind: PoolKind = "remote" if backend == "rpc" else "card"
-    pool = None if shares_host else Pool(listed.name.lower(), kind, listed.total_bytes, free)
+    own = listed.name.lower()
+    name = f"{own} of the engine" if own in pools else own
+    pool = None if shares_host else Pool(name, kind, listed.total_bytes, free)
     device = Device(
         name=listed.name,
         backend=backend,
