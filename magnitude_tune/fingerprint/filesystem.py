@@ -52,6 +52,8 @@ def _holds(point: str, target: str) -> bool:
 
 def _unescaped(text: str) -> str:
     """The kernel writes space, tab, newline and backslash as octal numbers."""
+    if "\\" not in text:
+        return text
     return re.sub(r"\\(0[0-7]{2}|1[0-7]{2})", lambda found: chr(int(found[1], 8)), text)
 
 
