@@ -30,7 +30,7 @@ WHAT = Annotated[
     str | None,
     typer.Argument(metavar="AGENT.YAML|MODEL", help="An agent's config, or a GGUF file.", show_default=False),
 ]
-WORDS = Annotated[list[str] | None, typer.Argument(hidden=True)]
+WORDS = Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUES]...", hidden=True)]
 GRID = Annotated[
     list[str] | None,
     typer.Option(
@@ -137,7 +137,8 @@ def bench(
     if url is not None or what is None:
         from magnitude_tune.cli.bench_url import UrlOptions, bench_url
 
-        bench_url(UrlOptions(url or "", what, flags, budget, json_output, output, quiet, verbose))
+        launching = {"--engine-path": engine_path, "--rpc": rpc, "--settings": grid}
+        bench_url(UrlOptions(url or "", what, flags, launching, budget, json_output, output, quiet, verbose))
         return
     options = ResolveOptions(what=what, flags=flags, engine_path=engine_path, rpc=tuple(rpc or ()))
     how = BenchOptions(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import typer
@@ -22,11 +23,16 @@ _KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 class UrlOptions(NamedTuple):
-    """What to measure and how to show it. `what` names a config or model whose prediction is shown beside."""
+    """What to measure and how to show it.
+
+    `what` names a config or model whose prediction is shown beside. `launching` holds options that only a launch can
+    follow, by name: each must be unset.
+    """
 
     url: str
     what: str | None
     flags: tuple[tuple[str, str], ...]
+    launching: Mapping[str, object]
     budget_seconds: float
     json_output: bool = False
     output: str | None = None
@@ -87,6 +93,9 @@ def _measure_and_show(options: UrlOptions) -> ServedResult:
 def _check_flags(options: UrlOptions) -> None:
     from magnitude_tune.errors import UsageError
 
+    for option in (option for option, value in options.launching.items() if value):
+        hint = f"leave {option} out, or measure a model without --url"
+        raise UsageError("a server that runs already is not launched", where=option, hint=hint)
     settings = [name for name, _ in options.flags if name != "model"]
     if options.what is None and settings:
         raise UsageError(
