@@ -131,8 +131,11 @@ class Watch:
         ticks = 0
         for folder in self._process_folders():
             fields = self._stat_fields(folder)
-            if fields and (int(fields[2]) in groups or folder.name == str(os.getpid())):
-                ticks += int(fields[11]) + int(fields[12])
+            ourselves = folder.name == str(os.getpid())
+            if fields and (ourselves or int(fields[2]) in groups):
+                # Children that have ended count with us: an engine may be a new process for each piece of work.
+                columns = fields[11:15] if ourselves else fields[11:13]
+                ticks += sum(int(column) for column in columns if column.isdigit())
         return ticks / _TICKS_PER_SECOND
 
     def _process_folders(self) -> list[Path]:

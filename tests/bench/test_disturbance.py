@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -209,3 +211,12 @@ def test_this_machine_can_be_read() -> None:
     assert reading.busy_seconds is not None
     assert reading.busy_seconds > 0
     assert reading.own_seconds > 0
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs a kernel with /proc")
+def test_a_child_that_has_ended_counts_as_ours() -> None:
+    """What a process of ours did until its end is no neighbour's work: llama-bench is a new one for each sample."""
+    before = Watch().read()
+    work = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-I", "-S", "-c", work], check=True)
+    assert Watch().read().own_seconds - before.own_seconds >= 0.25
