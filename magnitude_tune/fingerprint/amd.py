@@ -79,7 +79,7 @@ def read_amd(tree: Tree, run: CommandRunner | None, memory: Memory, environment:
     """
     nodes = _nodes(tree)
     cards = [_read(tree, folder, nodes) for folder in cards_in_tree(tree, _VENDOR)]
-    if run is not None and (not cards or any(card.vram_bytes is None for card in cards)):
+    if run is not None and (any(card.vram_bytes is None for card in cards) if cards else nodes):
         cards = _with_smi(cards, run)
     of_rocm = sorted((card for card in cards if card.node is not None), key=lambda card: card.node or 0)
     shown, hidden = _visible(of_rocm, environment)

@@ -61,9 +61,7 @@ def _read(tree: Tree, folder: str) -> _Card:
     own = _own_memory(tree, folder)
     if own is None and known is not None and not known.shares_host and known.memory_gib:
         own = round(known.memory_gib * GIB)
-    free = _bytes(tree, f"{folder}/../lmem_avail_bytes") or _bytes(
-        tree, folder.removesuffix("device") + "lmem_avail_bytes"
-    )
+    free = _bytes(tree, folder.removesuffix("device") + "lmem_avail_bytes")
     uevent = re.search(r"^DRIVER=(\w{1,40})$", tree.text(f"{folder}/uevent") or "", re.MULTILINE | re.ASCII)
     return _Card(
         name=name.removeprefix("Intel ") if name.startswith("Intel Intel") else name,
@@ -86,7 +84,7 @@ def _own_memory(tree: Tree, folder: str) -> int | None:
         re.match(r"0x([0-9a-f]{1,16}) 0x([0-9a-f]{1,16}) ", lines[_MEMORY_BAR]) if len(lines) > _MEMORY_BAR else None
     )
     size = int(found[2], 16) - int(found[1], 16) + 1 if found else 0
-    return size if GIB <= size < _MOST_BYTES and folder else None
+    return size if GIB <= size < _MOST_BYTES else None
 
 
 def _bytes(tree: Tree, path: str) -> int | None:

@@ -136,7 +136,14 @@ def _device(device: Device, fingerprint: Fingerprint) -> list[str]:
     if device.cap_bytes is not None:
         lines.append(_line("May take", format_bytes(device.cap_bytes), "the device's own limit"))
     if device.link_bandwidth:
-        lines.append(_line("Link to host", _bandwidth(device.link_bandwidth), device.link_bandwidth.source))
+        rate = f"{device.bus}, " if device.bus else ""
+        lines.append(_line("Link to host", rate + _bandwidth(device.link_bandwidth), device.link_bandwidth.source))
+    if device.compute_capability:
+        lines.append(_line("Architecture", device.compute_capability))
+    if device.driver or device.runtime:
+        lines.append(_line("Driver", ", ".join(filter(None, (device.driver, device.runtime)))))
+    if device.integrated:
+        lines.append(_line("Use", "only where there is no card beside it"))
     return lines
 
 

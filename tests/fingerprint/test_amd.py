@@ -292,6 +292,13 @@ def test_rocm_smi_is_not_asked_where_the_driver_tells(grow, answers):
     assert run.asked == []
 
 
+def test_a_topology_of_processors_only_is_no_reason_to_ask(grow, answers):
+    """The compute driver also lists CPUs: without a GPU among them no process is started."""
+    run = answers(json.dumps({"card0": SMI_CARD}))
+    assert read(grow, a_node(0, 0), run=run).devices == ()
+    assert run.asked == []
+
+
 def test_a_container_with_only_the_compute_device_uses_the_command(grow, answers):
     """Without the kernel's cards, `rocm-smi`'s are the list."""
     facts = read(grow, a_node(1, 110000), run=answers(json.dumps({"card0": SMI_CARD})))

@@ -49,6 +49,17 @@ FILES = (
     "sys/devices/system/node/node1/cpulist",
     "sys/devices/system/node/node1/meminfo",
     "sys/block/sda/queue/rotational",
+    "sys/class/drm/card0/device/vendor",
+    "sys/class/drm/card0/device/device",
+    "sys/class/drm/card0/device/product_name",
+    "sys/class/drm/card0/device/uevent",
+    "sys/class/drm/card0/device/mem_info_vram_total",
+    "sys/class/drm/card0/device/mem_info_vram_used",
+    "sys/class/drm/card0/device/mem_info_gtt_total",
+    "sys/class/drm/card0/device/resource",
+    "sys/class/drm/card1/device/vendor",
+    "sys/class/drm/card1/device/mem_info_vram_total",
+    "sys/class/kfd/kfd/topology/nodes/1/properties",
     "proc/self/limits",
     "proc/self/mountinfo",
     "proc/loadavg",
@@ -102,6 +113,9 @@ SHAPED = st.sampled_from(
         b"CPU implementer : 0x41\nCPU part : 0xd05\nprocessor : 99999\n\nCPU part : \n",
         b"27 1 254:0 / / rw - ext4 /dev/\xff rw\n27 1 0:0 / \\999 rw - \n",
         b"\n\n\n",
+        b"0x1002\n",
+        b"0x8086\n",
+        b"simd_count 1\ngfx_target_version 90010\nlocation_id 0\n",
     ]
 )
 CONTENT = st.binary(max_size=40) | NUMBER | SHAPED
