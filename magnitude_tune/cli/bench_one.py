@@ -131,7 +131,7 @@ def _announced(options: BenchOptions) -> Resolved:
 
     # The engine starts at once, so what others do to the cores now counts.
     busy = busy_cores(options.resolve.rpc)
-    resolved = resolve_request(options.resolve._replace(busy_cores=busy))
+    resolved = resolve_request(options.resolve._replace(busy_cores=busy, measure_disk=True))
     if not options.quiet:
         for line in resolved.resolution.log_lines:
             narrate(line)

@@ -53,6 +53,7 @@ def fingerprint(
         rpc=tuple(rpc or ()),
         in_depth=True,
         model=None if model is None else _readable(model),
+        measure_disk=model is not None,
     )
     if json_output:
         from magnitude_tune.report.fingerprint_json import fingerprint_document

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.fingerprint import bandwidth, cgroups, host
@@ -19,9 +19,6 @@ from magnitude_tune.fingerprint.topology import Topology, read_nodes, read_topol
 from magnitude_tune.fingerprint.tree import Tree
 from magnitude_tune.fingerprint.values import HOST_POOL, Cpu, Fact, Fingerprint, Memory, Pool
 from magnitude_tune.magnitude import usable_cores
-
-if TYPE_CHECKING:
-    from magnitude_tune.fingerprint.in_depth import Depth
 
 __all__ = ["CommandRunner", "collect"]
 
@@ -38,6 +35,7 @@ def collect(
     cached_only: bool = False,
     in_depth: bool = False,
     model: Path | None = None,
+    measure_disk: bool = False,
 ) -> Fingerprint:
     """Everything about the machine but its engines.
 
@@ -47,7 +45,8 @@ def collect(
         run: runs commands such as `nvidia-smi`; where None, this machine's, and none for another root.
         cached_only: do not measure what has not been measured yet; it is guessed then.
         in_depth: also read the details that no plan needs.
-        model: a model file of this machine: its disk's rate is the one measured earlier, or with `in_depth` now.
+        model: a model file of this machine: its disk's rate is the one measured earlier.
+        measure_disk: that rate is measured now where it has not been.
 
     Returns:
         The fingerprint; what a probe could not say is None, or a guess that says so, with a note.
@@ -76,7 +75,7 @@ def collect(
         memory=memory,
         pools=(host_pool, *pools),
         devices=devices,
-        disk_bandwidth=disk_bandwidth(tree, model),
+        disk_bandwidth=disk_bandwidth(tree, model, measure=measure_disk and not cached_only),
         notes=tuple(notes),
         stored=not tree.live,
     )
@@ -86,17 +85,8 @@ def collect(
     from magnitude_tune.fingerprint.in_depth import Known, read_details
 
     known = Known(topology, cpu, memory, facts, _is_elsewhere(tree))
-    return _deepened(fingerprint, read_details(tree, known, measure=not cached_only, model=model))
-
-
-def _deepened(fingerprint: Fingerprint, depth: Depth) -> Fingerprint:
-    under = depth.details.filesystem
-    return replace(
-        fingerprint,
-        details=depth.details,
-        disk_bandwidth=(under.read_rate if under else None) or fingerprint.disk_bandwidth,
-        notes=(*fingerprint.notes, *depth.notes),
-    )
+    depth = read_details(tree, known, measure=not cached_only, model=model)
+    return replace(fingerprint, details=depth.details, notes=(*fingerprint.notes, *depth.notes))
 
 
 def _failed(message: str) -> Finding:

@@ -23,12 +23,19 @@ _KINDS: Final = (
 _ROTATING: Final = 1.5e8
 
 
-def disk_bandwidth(tree: Tree, model: Path | None) -> Fact | None:
-    """The rate measured earlier on the device that holds the model, where it is this machine's; else a guess."""
-    if model is not None and tree.live:
-        from magnitude_tune.fingerprint.filesystem import cached_read_rate
+def disk_bandwidth(tree: Tree, model: Path | None, *, measure: bool = False) -> Fact | None:
+    """The rate of the device that holds the model, where it is this machine's; else a guess.
 
-        if (rate := cached_read_rate(model, tree)) is not None:
+    It is the rate measured earlier; with `measure` it is measured now where it has not been.
+    """
+    if model is not None and tree.live:
+        from magnitude_tune.fingerprint import filesystem
+
+        if measure:
+            rate = filesystem.measured_read_rate(model, filesystem.find_mount(model, tree))
+        else:
+            rate = filesystem.cached_read_rate(model, tree)
+        if rate is not None:
             return rate
     return guessed_disk_bandwidth(tree)
 

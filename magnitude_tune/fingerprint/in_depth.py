@@ -41,15 +41,15 @@ def read_details(tree: Tree, known: Known, *, measure: bool = True, model: Path 
     Args:
         tree: where `/proc` and `/sys` are read.
         known: what the fingerprint has found already.
-        measure: whether bandwidths and the read rate may be measured; else they come from the cache or are guessed.
-        model: a model file of this machine, to say what it lies on.
+        measure: whether bandwidths may be measured; else they come from the cache or are guessed.
+        model: a model file of this machine, to say what it lies on; its rate is the one in the cache.
     """
     built, caches, (machine, machine_source) = _built(tree, known)
     container, container_source = virtual.read_container(tree)
     nodes = structure.read_memory_nodes(tree, known.topology)
     load, steal = activity.read_load(tree), activity.read_steal_share(tree)
     pressure, huge = activity.read_pressure(tree), activity.read_huge_pages(tree)
-    found, model_notes = _filesystem(tree, model, measure=measure)
+    found, model_notes = _filesystem(tree, model)
     system = "the system" if known.elsewhere else None
     read = {
         "affinity": dict(known.topology.sources).get("affinity", "the system"),
@@ -118,14 +118,13 @@ def _bandwidths(tree: Tree, known: Known, *, measure: bool) -> tuple[ThreadRate,
     return (*rates, ThreadRate(cores, cpu.bandwidth))
 
 
-def _filesystem(tree: Tree, model: Path | None, *, measure: bool) -> tuple[Filesystem | None, tuple[Finding, ...]]:
+def _filesystem(tree: Tree, model: Path | None) -> tuple[Filesystem | None, tuple[Finding, ...]]:
     if model is None:
         return None, ()
     mount = filesystem.find_mount(model, tree)
     if mount is None:
         return None, (_unread("what the model lies on is unknown: this system lists no mounts"),)
-    here = measure and tree.live
-    rate = filesystem.measured_read_rate(model, mount) if here else filesystem.cached_read_rate(model, tree)
+    rate = filesystem.cached_read_rate(model, tree)
     note = filesystem.filesystem_note(mount)
     return Filesystem(mount.kind, mount.point, mount.device, rate), (note,) if note else ()
 

@@ -22,17 +22,18 @@ def find_machine(
     rpc: Sequence[str] = (),
     in_depth: bool = False,
     model: Path | None = None,
+    measure_disk: bool = False,
 ) -> Fingerprint:
     """The stored machine of that name or file, else the one of a sysroot, else this one.
 
     `in_depth` reads also what no plan needs. Of a `model` on this machine, the rate of its disk is taken as measured
-    earlier; with `in_depth` it is measured now.
+    earlier; with `measure_disk` it is measured now where it has not been.
 
     Raises:
         UsageError: options that exclude each other, or an unknown machine.
         InputFileError: a machine file that cannot be read.
     """
-    if in_depth and model is not None and (machine is not None or sysroot is not None):
+    if measure_disk and model is not None and (machine is not None or sysroot is not None):
         raise UsageError(
             "a model's disk can be measured on this machine only",
             where="--model",
@@ -40,7 +41,7 @@ def find_machine(
         )
     if machine is None:
         root = Path("/") if sysroot is None else _root(sysroot)
-        found = collect(root=root, in_depth=in_depth, model=model)
+        found = collect(root=root, in_depth=in_depth, model=model, measure_disk=measure_disk)
         return _with_engines(found, engine_path=engine_path, rpc=tuple(rpc))
     if sysroot is not None or engine_path is not None or rpc:
         raise UsageError(

@@ -44,6 +44,7 @@ class ResolveOptions(NamedTuple):
         history: whether measurements made here count.
         magnitudes: where to state the curve.
         busy_cores: cores that others keep busy; whoever launches at once samples them.
+        measure_disk: whether to measure how fast the model is read, where that is not known yet.
     """
 
     what: str
@@ -55,6 +56,7 @@ class ResolveOptions(NamedTuple):
     history: bool = True
     magnitudes: Sequence[float] = ()
     busy_cores: float = 0.0
+    measure_disk: bool = False
 
 
 class Resolved(NamedTuple):
@@ -83,6 +85,7 @@ def resolve_request(options: ResolveOptions) -> Resolved:
         engine_path=options.engine_path,
         rpc=options.rpc,
         model=Path(header.path),
+        measure_disk=options.measure_disk and options.machine is None and options.sysroot is None,
     )
     engine, about_engine = choose_engine(found, _wanted_engine(options, request), request.sources.get("engine"))
     machine = machine_for_engine(found, engine)

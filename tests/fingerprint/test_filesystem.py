@@ -22,6 +22,7 @@ from magnitude_tune.fingerprint.filesystem import (
 )
 from magnitude_tune.fingerprint.read_rate import Sampled, sample
 from magnitude_tune.fingerprint.tree import Tree
+from magnitude_tune.pipeline.resolve import ResolveOptions, resolve_request
 
 MIB = 1 << 20
 HERE = Tree(Path("/"))
@@ -182,17 +183,31 @@ def test_a_failed_measurement_keeps_the_old_rate(monkeypatch):
 
 
 @pytest.mark.skipif(find_mount(Path(__file__), HERE) is None, reason="this system lists no mounts")
-def test_a_measured_rate_is_what_plans_use(file, monkeypatch):
+def test_a_rate_is_measured_when_asked_and_used_from_then_on(file, monkeypatch):
     """Before it is measured the rate is a guess; afterwards it is the figure, only for this machine's files."""
     monkeypatch.setattr(read_rate, "sample", lambda _: Sampled(7e8, "direct reads"))
-    before = disk_bandwidth(HERE, file)
-    assert before is None or before.source.startswith("guessed")
-    measured_read_rate(file, find_mount(file, HERE))
-    after = disk_bandwidth(HERE, file)
-    assert after is not None
-    assert after.value == 7e8
-    assert disk_bandwidth(HERE, None) == before
-    assert disk_bandwidth(Tree(file.parent), file) is None
+    guess = disk_bandwidth(HERE, file)
+    assert guess is None or guess.source.startswith("guessed")
+    measured = disk_bandwidth(HERE, file, measure=True)
+    assert measured is not None
+    assert measured.value == 7e8
+    assert disk_bandwidth(HERE, file) == measured
+    assert disk_bandwidth(HERE, None) == guess
+    assert disk_bandwidth(Tree(file.parent), file, measure=True) is None
+
+
+@pytest.mark.skipif(find_mount(Path(__file__), HERE) is None, reason="this system lists no mounts")
+def test_a_slow_disk_delays_the_predicted_start(real_model, monkeypatch):
+    """`resolve` measures nothing itself; once a run has measured 1 MB/s, it predicts minutes for the real model."""
+    monkeypatch.setattr(read_rate, "sample", lambda _: Sampled(1e6, "direct reads"))
+    options = ResolveOptions(what=str(real_model))
+
+    def slowest(asked):
+        return resolve_request(asked).resolution.predicted.ready_seconds.high
+
+    assert slowest(options) < 60
+    assert slowest(options._replace(measure_disk=True)) > 200
+    assert slowest(options) > 200
 
 
 @pytest.mark.skipif(find_mount(Path(__file__), HERE) is None, reason="this system lists no mounts")
