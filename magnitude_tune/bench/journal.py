@@ -8,6 +8,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -165,11 +167,10 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def _text(settings: Settings) -> str:
-    from dataclasses import asdict
-
     return json.dumps(asdict(settings), sort_keys=True)
 
 
+@cache
 def _adapter(kind: str) -> Any:
     from pydantic import TypeAdapter
 
