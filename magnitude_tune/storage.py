@@ -6,11 +6,12 @@ import contextlib
 import json
 import os
 from pathlib import Path
+from typing import Literal
 
 from magnitude_tune import __version__
 from magnitude_tune.errors import UsageError
 
-__all__ = ["cache_dir", "data_dir", "read_cached", "shipped_dir", "write_cached", "write_whole"]
+__all__ = ["cache_dir", "config_dir", "data_dir", "read_cached", "shipped_dir", "write_cached", "write_whole"]
 
 _HOME_VARIABLE = "MAGNITUDE_TUNE_HOME"
 
@@ -25,13 +26,22 @@ def data_dir() -> Path:
     return _folder("data")
 
 
-def _folder(kind: str) -> Path:
+def config_dir() -> Path:
+    """Folder for what the user sets for every project; `MAGNITUDE_TUNE_HOME` moves it."""
+    return _folder("config")
+
+
+def _folder(kind: Literal["cache", "config", "data"]) -> Path:
     if home := os.environ.get(_HOME_VARIABLE):
         return Path(home) / kind
     import platformdirs
 
-    name = "magnitude-tune"
-    return platformdirs.user_cache_path(name) if kind == "cache" else platformdirs.user_data_path(name)
+    find = {
+        "cache": platformdirs.user_cache_path,
+        "config": platformdirs.user_config_path,
+        "data": platformdirs.user_data_path,
+    }[kind]
+    return find("magnitude-tune")
 
 
 def shipped_dir(name: str) -> Path:

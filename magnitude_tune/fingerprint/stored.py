@@ -14,6 +14,7 @@ from magnitude_tune.errors import InputFileError, UsageError
 from magnitude_tune.findings import Finding
 from magnitude_tune.fingerprint.identity import machine_hash
 from magnitude_tune.fingerprint.values import Cpu, Device, EngineFacts, Fact, Fingerprint, Memory, Pool
+from magnitude_tune.storage import shipped_dir
 
 if TYPE_CHECKING:
     from magnitude_tune.fingerprint.details import Details
@@ -204,7 +205,7 @@ def load_machine(name_or_path: str) -> Fingerprint:
     if path.suffix == ".json" or {"/", os.sep} & set(name_or_path) or _is_there(path):
         return _read(path)
     if name_or_path in (names := profile_names()):
-        return _read(_profile_folder() / f"{name_or_path}.json")
+        return _read(shipped_dir("profiles") / f"{name_or_path}.json")
     near = get_close_matches(name_or_path, names, n=3, cutoff=0.4) or list(names)
     raise UsageError(
         f"no machine named {name_or_path!r}",
@@ -222,14 +223,7 @@ def _is_there(path: Path) -> bool:
 
 def profile_names() -> tuple[str, ...]:
     """Names of the shipped machines, in order."""
-    return tuple(sorted(path.stem for path in _profile_folder().glob("*.json")))
-
-
-def _profile_folder() -> Path:
-    """In an installed wheel inside the package; in a checkout beside it."""
-    package = Path(__file__).parent.parent
-    shipped = package / "_shipped" / "profiles"
-    return shipped if shipped.is_dir() else package.parent / "profiles"
+    return tuple(sorted(path.stem for path in shipped_dir("profiles").glob("*.json")))
 
 
 def _read(path: Path) -> Fingerprint:

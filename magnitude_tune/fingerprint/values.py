@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from magnitude_tune.fingerprint.details import Details
 
 __all__ = [
+    "HOST_BUFFER_BACKENDS",
     "HOST_POOL",
     "Cpu",
     "Device",
@@ -23,6 +24,9 @@ __all__ = [
     "Memory",
     "Pool",
 ]
+
+HOST_BUFFER_BACKENDS: Final = frozenset({"cuda", "rocm", "vulkan", "sycl"})
+"""Backends that keep host weights in pinned buffers of their own, and copy in the background."""
 
 HOST_POOL: Final = "ram"
 """Name of the pool of this host's RAM, also where a GPU shares it."""

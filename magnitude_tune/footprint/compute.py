@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from magnitude_tune.fingerprint.values import HOST_BUFFER_BACKENDS
 from magnitude_tune.footprint.batch import Batch
 from magnitude_tune.footprint.parts import HOST, Part
 from magnitude_tune.footprint.placement import Placement, Span
@@ -31,7 +32,6 @@ from magnitude_tune.header.values import Attention, ModelHeader, MoeFacts, Role
 __all__ = ["Compute", "Phases", "Widths"]
 
 _PIPELINE_COPIES: Final = 4
-_ASYNC_BACKENDS: Final = frozenset({"cuda", "rocm", "vulkan", "sycl"})
 _CUDA_BACKENDS: Final = frozenset({"cuda", "rocm"})
 _OFFLOAD_MIN_BATCH: Final = 32
 _ROTATION_BYTES: Final = 64 * 1024
@@ -115,7 +115,7 @@ class Compute:
         copies = _PIPELINE_COPIES if self._runs_pipelined(placement) else 1
         for index, span in enumerate(placement.spans):
             n_bytes = self._device_bytes(phases, span, copies, has_host_blocks=placement.host_blocks > 0)
-            if index == 0 and batch.n_tokens >= _OFFLOAD_MIN_BATCH and self._backend(span) in _ASYNC_BACKENDS:
+            if index == 0 and batch.n_tokens >= _OFFLOAD_MIN_BATCH and self._backend(span) in HOST_BUFFER_BACKENDS:
                 n_bytes += largest_on_host
             parts.append(Part("compute", span.place, n_bytes, n_bytes, "bounded", _RULE))
         output = 4 * batch.n_slots * self._widths.n_vocab
@@ -134,7 +134,9 @@ class Compute:
     def _runs_pipelined(self, placement: Placement) -> bool:
         spans = placement.spans
         return (
-            len(spans) > 1 and placement.all_offloaded and all(self._backend(span) in _ASYNC_BACKENDS for span in spans)
+            len(spans) > 1
+            and placement.all_offloaded
+            and all(self._backend(span) in HOST_BUFFER_BACKENDS for span in spans)
         )
 
     def _backend(self, span: Span) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import Final
 
+from magnitude_tune.fingerprint.values import HOST_BUFFER_BACKENDS
 from magnitude_tune.footprint.parts import HOST, Part
 from magnitude_tune.footprint.placement import Placement
 from magnitude_tune.footprint.repack import Layout, RepackRules
@@ -18,9 +19,8 @@ from magnitude_tune.header.values import ModelHeader, Role, TensorGroup
 from magnitude_tune.request import LoadMode
 from magnitude_tune.units import MIB
 
-__all__ = ["HOST_BUFFER_BACKENDS", "Weights"]
+__all__ = ["Weights"]
 
-HOST_BUFFER_BACKENDS: Final = frozenset({"cuda", "rocm", "vulkan", "sycl"})
 """Backends with pinned host buffers: CPU weights go there before any repacking is considered."""
 
 _INPUT_ROLES: Final = frozenset({Role.TOKEN_EMBEDDING, Role.INPUT_OTHER, Role.PER_LAYER_EMBEDDING})

@@ -32,6 +32,7 @@ from magnitude_tune.pipeline.reading import (
     written,
 )
 from magnitude_tune.request import Given, Pin, Request, Workload
+from magnitude_tune.storage import config_dir
 
 if TYPE_CHECKING:
     from magnitude_tune.agents.detect import AgentRequest
@@ -84,7 +85,6 @@ PIN_NAMES: Final = tuple(_PINS)
 _OTHER_VARIABLES: Final = ("MAGNITUDE_TUNE_HOME", "MAGNITUDE_TUNE_TRACEBACK")
 _VARIABLE_PREFIX: Final = "MAGNITUDE_TUNE_"
 _BACKEND_VARIABLE: Final = "MAGNITUDE_BACKEND"
-_HOME_VARIABLE: Final = "MAGNITUDE_TUNE_HOME"
 
 
 class Layer(NamedTuple):
@@ -96,12 +96,8 @@ class Layer(NamedTuple):
 
 
 def user_file() -> Path:
-    """The user's own settings for every project, in the plain form; `MAGNITUDE_TUNE_HOME` moves it."""
-    if home := os.environ.get(_HOME_VARIABLE):
-        return Path(home) / "config" / "agent.yaml"
-    import platformdirs
-
-    return platformdirs.user_config_path("magnitude-tune") / "agent.yaml"
+    """The user's own settings for every project, in any form; `MAGNITUDE_TUNE_HOME` moves it."""
+    return config_dir() / "agent.yaml"
 
 
 def user_layer() -> tuple[Layer, ...]:

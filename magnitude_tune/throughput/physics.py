@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from magnitude_tune.request import Settings
+from magnitude_tune.header.types import TENSOR_TYPES
+from magnitude_tune.request import KV_TYPES, Settings
 from magnitude_tune.throughput.costs import Cost
 from magnitude_tune.throughput.placement import Plan, Stage
 from magnitude_tune.throughput.rates import DeviceRates, HostRates
@@ -23,18 +24,8 @@ _CELL_PADDING: Final = 256
 _ACTIVATION_BYTES: Final = 4.0
 _SCORE_PASSES: Final = 4.0
 """Without flash attention a score is written, read and rewritten by the softmax, and read again."""
-_KV_BYTES: Final = {
-    "f32": 4.0,
-    "f16": 2.0,
-    "bf16": 2.0,
-    "q8_0": 34 / 32,
-    "q5_1": 24 / 32,
-    "q5_0": 22 / 32,
-    "q4_1": 20 / 32,
-    "q4_0": 18 / 32,
-    "iq4_nl": 18 / 32,
-}
-"""Bytes of one cached element (llama.cpp rules, section 4)."""
+_KV_BYTES: Final = {name: size / elements for name, (elements, size) in TENSOR_TYPES.items() if name in KV_TYPES}
+"""Bytes of one cached element."""
 
 
 class StepSeconds(NamedTuple):

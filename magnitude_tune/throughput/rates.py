@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from magnitude_tune.fingerprint.values import Cpu, Device, Fact, Fingerprint
+from magnitude_tune.fingerprint.values import HOST_BUFFER_BACKENDS, Cpu, Device, Fact, Fingerprint
 from magnitude_tune.throughput.coefficients import Coefficients, CpuCoefficients, KindCoefficients
 
 __all__ = ["DeviceRates", "HostRates", "device_kind", "device_rates", "host_rates"]
 
-_PINNING: Final = frozenset(("cuda", "rocm", "vulkan", "sycl"))
 """Backends with a host buffer of their own: it takes the host's weights before any repacking is considered."""
 _LEAST_RATE: Final = 1.0
 _LOOPBACK_COPIES: Final = 4.0
@@ -112,7 +111,7 @@ def _rates(device: Device, machine: Fingerprint, coefficients: Coefficients) -> 
         flops_pp=flops * kind.pp_efficiency,
         link_bandwidth=_link(device, kind, machine, coefficients),
         copies_host_weights=kind_name != "rpc",
-        pins_host_weights=device.backend in _PINNING,
+        pins_host_weights=device.backend in HOST_BUFFER_BACKENDS,
         guessed=_guessed(device.bandwidth),
     )
 
