@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.fingerprint.cards import CardFacts, cards_in_tree
-from magnitude_tune.fingerprint.host import is_wsl
+from magnitude_tune.fingerprint.host import is_wsl, system_name
 from magnitude_tune.fingerprint.runner import CommandRunner, run_command
 from magnitude_tune.fingerprint.tree import Tree
 from magnitude_tune.fingerprint.values import Memory
@@ -51,11 +51,13 @@ def read_accelerators(tree: Tree, facts: Mapping[str, str], run: CommandRunner |
 
         n_vulkan = sum(device.backend == "vulkan" for device in found.devices)
         found = _joined(found, read_intel(tree, memory, first=n_vulkan))
-    return _with_headroom(found) if is_wsl(tree) else found
+    if not any(pool.kind == "card" for pool in found.pools):
+        return found
+    return _with_headroom(found) if is_wsl(tree) else _noted(found) if system_name(tree) == "Windows" else found
 
 
 def _nvidia(tree: Tree, run: CommandRunner | None, memory: Memory, environment: Mapping[str, str]) -> CardFacts:
-    from_files = any((tree.root / path).exists() for path in _NVIDIA_DRIVER)
+    from_files = any(_is_there(tree, path) for path in _NVIDIA_DRIVER)
     if run is None and not (tree.live and (from_files or _may_have_nvidia(tree))):
         return _unlisted(tree) if tree.text(_NVIDIA_DRIVER[0]) is not None else CardFacts()
     nvml = _nvml() if run is None else None
@@ -64,6 +66,13 @@ def _nvidia(tree: Tree, run: CommandRunner | None, memory: Memory, environment: 
     from magnitude_tune.fingerprint.nvidia import read_nvidia
 
     return read_nvidia(run or run_command, memory, environment, nvml)
+
+
+def _is_there(tree: Tree, path: str) -> bool:
+    try:
+        return (tree.root / path).exists()
+    except OSError:
+        return False
 
 
 def _may_have_nvidia(tree: Tree) -> bool:
@@ -100,9 +109,7 @@ def _joined(first: CardFacts, second: CardFacts) -> CardFacts:
 
 
 def _with_headroom(found: CardFacts) -> CardFacts:
-    """Windows moves what exceeds a card to the host's RAM, silently and slowly, and uses some of it at any time."""
-    if not any(pool.kind == "card" for pool in found.pools):
-        return found
+    """Under WSL half a gibibyte of each card stays free: Windows uses some of it at any time, unseen from here."""
     own = {pool.name for pool in found.pools if pool.kind == "card"}
     pools = tuple(
         replace(pool, available_bytes=max(0, pool.available_bytes - _WSL_HEADROOM_BYTES)) if pool.name in own else pool
@@ -114,9 +121,12 @@ def _with_headroom(found: CardFacts) -> CardFacts:
         else device
         for device in found.devices
     )
+    return _noted(CardFacts(devices, pools, found.notes), ": 0.5 GiB of each card is kept free for Windows")
+
+
+def _noted(found: CardFacts, then: str = "") -> CardFacts:
     note = Finding(
         Rule.MACHINE_LIMITED,
-        "under WSL the driver moves what exceeds a card's memory to the host's RAM, slowly and without an error: "
-        "0.5 GiB of each card is kept free for Windows",
+        f"Windows' driver moves what exceeds a card's memory to the host's RAM, slowly and without an error{then}",
     )
-    return CardFacts(devices, pools, (*found.notes, note))
+    return found._replace(notes=(*found.notes, note))

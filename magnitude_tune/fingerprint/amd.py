@@ -30,6 +30,8 @@ __all__ = ["read_amd"]
 
 _VENDOR: Final = "0x1002"
 _KFD_NODES: Final = "sys/class/kfd/kfd/topology/nodes"
+# The system's list, or that of AMD's own packages.
+_NAME_LISTS: Final = ("usr/share/libdrm/amdgpu.ids", "opt/amdgpu/share/libdrm/amdgpu.ids")
 _MOST_NODES: Final = 256
 _MOST_BYTES: Final = 1 << 44
 # Chips with the graphics on the processor's die (LLVM's AMDGPU usage guide, "Processors", column "APU").
@@ -164,12 +166,13 @@ def _name(tree: Tree, folder: str) -> str:
     device, revision = (tree.word(f"{folder}/{name}") or "" for name in ("device", "revision"))
     if all(re.fullmatch(r"0x[0-9a-f]{1,4}", number, re.ASCII) for number in (device, revision)):
         wanted = (int(device, 16), int(revision, 16))
-        for line in (tree.text("usr/share/libdrm/amdgpu.ids") or "").splitlines():
+        names = next((text for path in _NAME_LISTS if (text := tree.text(path)) is not None), "")
+        for line in names.splitlines():
             found = re.match(r"([0-9A-Fa-f]{1,4}),\s*([0-9A-Fa-f]{1,2}),\s*(\S.{0,119})", line, re.ASCII)
             if found and (int(found[1], 16), int(found[2], 16)) == wanted:
                 return found[3].strip()
-    names = pci_name(tree, folder)
-    return f"AMD {names[1] or names[0]}" if names else f"AMD graphics {device}".strip()[:60]
+    listed = pci_name(tree, folder)
+    return f"AMD {listed[1] or listed[0]}" if listed else f"AMD graphics {device}".strip()[:60]
 
 
 def _with_smi(cards: list[_Card], run: CommandRunner) -> list[_Card]:

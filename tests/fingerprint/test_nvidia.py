@@ -281,6 +281,18 @@ def test_wsl_keeps_half_a_gibibyte_of_a_card_free(grow, answers):
     assert plain.pool("cuda0").available_bytes == 7500 * MIB
 
 
+def test_windows_moves_what_does_not_fit(grow, answers, monkeypatch):
+    """B08: on Windows a plan above the card's memory is slow instead of failing; the note says so."""
+    from magnitude_tune.fingerprint import accelerators
+    from magnitude_tune.fingerprint.tree import Tree
+
+    monkeypatch.setattr(accelerators, "system_name", lambda _: "Windows")
+    run = answers("0, NVIDIA GeForce RTX 4060, 8188, 7500, 560.94, 8.9, 4, 8, GPU-1")
+    facts = accelerators.read_accelerators(Tree(grow({})), {}, run, HOST)
+    assert facts.pools[0].available_bytes == 7500 * MIB
+    assert "moves what exceeds a card's memory" in facts.notes[-1].message
+
+
 def test_the_name_of_the_machine_does_not_depend_on_the_probe(grow, answers):
     """Free memory and the driver change; the machine's hash does not."""
     one, other = (
