@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from magnitude_tune.findings import Rule
@@ -9,6 +11,7 @@ from magnitude_tune.fingerprint.collect import collect
 from magnitude_tune.fingerprint.device_table import known_device
 from magnitude_tune.fingerprint.nvidia import read_nvidia
 from magnitude_tune.fingerprint.nvidia_smi import QUERY_SECONDS
+from magnitude_tune.fingerprint.runner import run_command
 from magnitude_tune.fingerprint.values import HOST_POOL, Memory
 from magnitude_tune.processes import Completed
 
@@ -300,3 +303,50 @@ def test_the_name_of_the_machine_does_not_depend_on_the_probe(grow, answers):
         for free, driver in ((22000, "550.1"), (100, "575.2"))
     )
     assert one.machine_hash == other.machine_hash
+
+
+@pytest.fixture
+def stub(tmp_path, monkeypatch):
+    """Put an `nvidia-smi` on PATH that is a shell script."""
+    if os.name != "posix":
+        pytest.skip("stub programs are shell scripts")
+
+    def make(body):
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        program = folder / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{body}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    return make
+
+
+def test_a_program_may_write_any_bytes(stub):
+    """Names and messages need not be UTF-8: the card is there, with marks in place of what cannot be read."""
+    stub(r"printf '0, NVIDIA GeForce RTX 4090 \351\377, 24564, 20264, 575.57, 8.9, 4, 16, GPU-1f, [N/A]\n'")
+    (device,) = read_nvidia(run_command, HOST, {}).devices
+    assert device.description == "NVIDIA GeForce RTX 4090 \ufffd\ufffd"
+    assert device.total_bytes == 24564 * MIB
+
+
+def test_a_program_that_hangs_is_ended(stub, monkeypatch):
+    """The time limit ends the command, with whatever it started, and is a note."""
+    from magnitude_tune.fingerprint import nvidia_smi
+
+    monkeypatch.setattr(nvidia_smi, "QUERY_SECONDS", 0.3)
+    stub("sleep 60")
+    facts = read_nvidia(run_command, HOST, {})
+    assert facts.devices == ()
+    assert "did not answer" in facts.notes[0].message
+
+
+def test_a_program_without_its_driver_says_so(stub):
+    """B09's neighbour: the driver is gone, the message is on stdout, and the note carries it."""
+    stub(
+        "echo \"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the "
+        'latest NVIDIA driver is installed and running."; exit 9'
+    )
+    facts = read_nvidia(run_command, HOST, {})
+    assert facts.devices == ()
+    assert "couldn't communicate with the NVIDIA driver" in facts.notes[0].message

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from magnitude_tune.fingerprint import accelerators
 from magnitude_tune.fingerprint import nvml as nvml_module
 from magnitude_tune.fingerprint.nvidia import read_nvidia
 from magnitude_tune.fingerprint.nvml import ask_nvml
+from magnitude_tune.fingerprint.tree import Tree
 from magnitude_tune.fingerprint.values import HOST_POOL, Memory
 
 MIB = 1 << 20
@@ -184,6 +187,32 @@ def test_a_library_that_hangs_is_left_behind(monkeypatch, answers):
         assert read_nvidia(answers("", 127), HOST, {}, Hanging()).devices == ()
     finally:
         forever.set()
+
+
+def test_the_library_is_asked_first_where_the_driver_is(grow, monkeypatch):
+    """On this machine, with a driver and the module of the extra `nvidia`: NVML, and no command."""
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(a_card("NVIDIA L4", 23034, 22000)))
+    monkeypatch.setattr(accelerators, "run_command", never)
+    tree = Tree(grow({"proc/driver/nvidia/version": "NVRM version: 575.57\n"}))
+    tree.live = True
+    (device,) = accelerators.read_accelerators(tree, {}, None, HOST).devices
+    assert (device.source, device.description) == ("NVML", "NVIDIA L4")
+
+
+def test_the_module_is_not_imported_without_a_driver(grow, monkeypatch):
+    """No sign of NVIDIA: not even an import."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(accelerators, "_nvml", lambda: never("import", 0))
+    monkeypatch.setattr(accelerators.sys, "platform", "linux")
+    tree = Tree(grow({}))
+    tree.live = True
+    assert accelerators.read_accelerators(tree, {}, None, HOST).devices == ()
+
+
+def test_a_module_that_cannot_be_imported_is_done_without(monkeypatch):
+    """Whatever the import raises, there is just no library."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert nvml_module.load_nvml() is None
 
 
 ANYTHING = st.none() | st.integers(-(1 << 70), 1 << 70) | st.text(max_size=8) | st.binary(max_size=8)
