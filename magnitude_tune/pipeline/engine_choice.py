@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
+from typing import Final, get_args
 
-from magnitude_tune.errors import UsageError
+from magnitude_tune.errors import MissingPartError
 from magnitude_tune.findings import Finding, Place, Rule
 from magnitude_tune.fingerprint.values import Device, EngineFacts, EngineName, Fingerprint
 
@@ -14,6 +14,8 @@ __all__ = ["choose_engine", "machine_for_engine"]
 _ORDER = get_args(EngineName)
 # Measures, but serves nobody: used only where it is asked for by name.
 _ON_REQUEST = ("llama_bench",)
+
+_WHERE_FROM: Final = {"llama_cpp_python": "pip install 'magnitude-tune[engine]'"}
 
 
 def choose_engine(
@@ -25,7 +27,7 @@ def choose_engine(
     embedded engine comes first). None where no engine is known: plans then hold for the newest llama-server.
 
     Raises:
-        UsageError: the wanted engine is not among those found on this machine.
+        MissingPartError: the wanted engine is not among those found on this machine.
     """
     in_order = sorted(machine.engines, key=lambda engine: _ORDER.index(engine.name))
     engines = [
@@ -33,8 +35,10 @@ def choose_engine(
     ]
     if wanted is not None and not engines and machine.engines:
         found = ", ".join(sorted({engine.name for engine in machine.engines}))
-        raise UsageError(
-            f"engine {wanted} is not installed", where=str(place) if place else None, hint=f"found here: {found}"
+        raise MissingPartError(
+            f"engine {wanted} was not found (found here: {found})",
+            where=str(place) if place else None,
+            hint=_WHERE_FROM.get(wanted, "name its program with --engine-path"),
         )
     usable = [engine for engine in engines if engine.problem is None]
     if not usable:

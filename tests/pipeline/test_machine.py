@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from resolver.stand_ins import a_machine, an_engine
 
-from magnitude_tune.errors import UsageError
+from magnitude_tune.errors import MissingPartError, UsageError
 from magnitude_tune.findings import Rule
 from magnitude_tune.fingerprint.values import EngineDevice
 from magnitude_tune.pipeline.engine_choice import choose_engine, machine_for_engine
@@ -74,9 +74,9 @@ def test_an_unusable_engine_is_a_finding() -> None:
 
 def test_a_wanted_engine_must_be_there() -> None:
     """Asking for an engine that is not installed names those that are."""
-    with pytest.raises(UsageError, match="llama_cpp_python is not installed") as caught:
+    with pytest.raises(MissingPartError, match="llama_cpp_python was not found .found here: llama_server") as caught:
         choose_engine(replace(a_machine(), engines=(an_engine(),)), "llama_cpp_python")
-    assert caught.value.hint == "found here: llama_server"
+    assert caught.value.hint == "pip install 'magnitude-tune[engine]'"
 
 
 def test_devices_on_other_hosts_make_another_machine() -> None:
