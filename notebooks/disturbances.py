@@ -162,8 +162,7 @@ plt.show()
 # %% [markdown]
 # ## Here and now
 #
-# The same with this machine's engine, where one is installed: four samples, four beside as many busy loops as there
-# are cores, four after.
+# The same with this machine's engine, where one is installed: four samples, four beside busy loops, four after.
 
 
 # %%
@@ -206,7 +205,8 @@ def fresh(folder: Path, each: int = 4, n_tokens: int = 8) -> tuple[list[Taken], 
         session.generate(n_tokens)
         for _ in range(each):
             take("before")
-        with neighbours(cores):
+        # Enough to take cores from the engine: those it leaves, and a quarter more.
+        with neighbours(cores - settings.n_threads + max(1, cores // 4)):
             for _ in range(each):
                 take("meanwhile")
         for _ in range(each):

