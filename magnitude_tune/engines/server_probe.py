@@ -51,9 +51,11 @@ def _facts(program: Path, *, explicit: bool) -> EngineFacts | None:
         return facts
     # Imported here: from a warm cache, `resolve` needs nothing that runs a program.
     from magnitude_tune.engines.server_questions import probe
+    from magnitude_tune.engines.values import CrashKind
 
     facts = probe(program, explicit=explicit)
-    if facts is not None:
+    # What keeps a program from running may pass, a missing library or a busy machine; what it was built for stays.
+    if facts is not None and (facts.problem is None or facts.problem.startswith(CrashKind.ILLEGAL_INSTRUCTION.value)):
         storage.write_cached(name, key, to_stored(facts))
     return facts
 

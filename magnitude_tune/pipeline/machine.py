@@ -8,8 +8,9 @@ from pathlib import Path
 
 from magnitude_tune.errors import UsageError
 from magnitude_tune.fingerprint.collect import collect
+from magnitude_tune.fingerprint.layouts import extra_buffers
 from magnitude_tune.fingerprint.stored import load_machine
-from magnitude_tune.fingerprint.values import Fingerprint
+from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 
 __all__ = ["find_machine"]
 
@@ -59,8 +60,9 @@ def _with_engines(found: Fingerprint, *, engine_path: str | None, rpc: tuple[str
 
     engines = find_engines(engine_path=engine_path, rpc=rpc)
     if found.stored:
-        # The engines here would run there, the accelerators here would not.
-        return replace(found, engines=tuple(replace(engine, devices=()) for engine in engines))
+        # The engines here would run there, the accelerators and this CPU's layouts would not be there.
+        layouts = extra_buffers(None, found.cpu)
+        return replace(found, engines=tuple(_elsewhere(engine, layouts) for engine in engines))
     engines = without_crashing_buffers(engines, found.machine_hash)
     machine = replace(found, engines=engines, machine_hash=_hash_with(found.machine_hash, rpc))
     if not any(engine.devices for engine in engines):
@@ -68,6 +70,10 @@ def _with_engines(found: Fingerprint, *, engine_path: str | None, rpc: tuple[str
     from magnitude_tune.pipeline.engine_devices import with_engine_devices
 
     return with_engine_devices(machine)
+
+
+def _elsewhere(engine: EngineFacts, layouts: tuple[str, ...]) -> EngineFacts:
+    return replace(engine, devices=(), extra_buffers=tuple(name for name in engine.extra_buffers if name in layouts))
 
 
 def _hash_with(machine_hash: str, rpc: tuple[str, ...]) -> str:

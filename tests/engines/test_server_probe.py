@@ -233,3 +233,20 @@ def test_the_real_server_is_found_without_importing_its_package(real_server: Eng
     assert {"cpu", "rpc", "vulkan"} <= set(real_server.backends)
     flags = crashes.cpu_flags() or frozenset()
     assert ("amx" in real_server.extra_buffers) == ("amx_int8" in flags)
+
+
+def test_a_problem_that_may_pass_is_asked_about_again(fake_program: Callable[..., Path], tmp_path: Path) -> None:
+    """A library that is missing now may be there tomorrow: only what a build is made for is remembered."""
+    program = fake_program()
+    working = program.read_text()
+    said = "error while loading shared libraries: libcudart.so.12: cannot open shared object file"
+    program.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 127\n")
+    broken = find_server(engine_path=str(program), rpc=())
+    assert broken is not None
+    assert broken.problem is not None
+    stamp = program.stat()
+    program.write_text(working)
+    os.utime(program, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    mended = find_server(engine_path=str(program), rpc=())
+    assert mended is not None
+    assert mended.problem is None
