@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -27,22 +26,22 @@ from magnitude_tune.fingerprint.values import EngineFacts
 from magnitude_tune.observations.store import store
 
 TOUCHED = 2
-SAMPLE_SECONDS = 0.15
+SAMPLE_SECONDS = 0.2
 
 
 class OwnWatch(Watch):
-    """Sees the CPU time of the neighbour and of ours as they are, and nothing else of what this machine does.
+    """Sees the CPU time of the neighbours and of ours as they are, and nothing else of what this machine does.
 
     What other tests and services do meanwhile is no part of this test.
     """
 
-    neighbour: int | None = None
+    neighbours: tuple[int, ...] = ()
     _taken_seconds = 0.0
 
     def read(self, groups: Iterable[int] = ()) -> Reading:
-        """The counters of our groups and of the neighbour, who counts as another."""
+        """The counters of our groups and of the neighbours, who count as others."""
         ours = super().read(groups)
-        both = super().read((*groups, *([self.neighbour] if self.neighbour else ())))
+        both = super().read((*groups, *self.neighbours))
         # What a process took stays taken when it has ended.
         self._taken_seconds = max(self._taken_seconds, both.own_seconds - ours.own_seconds)
         return replace(
@@ -67,27 +66,28 @@ class Sleeping(FakeSession):
 
 
 @contextmanager
-def busy_neighbour(n_processes: int) -> Iterator[int]:
-    """A process group that keeps the cores busy, once it does; gives its number."""
-    program = f"import os\nfor _ in range({n_processes - 1}): os.fork() or exec('while True: pass')\nwhile True: pass"
-    process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+def busy_neighbours(number: int) -> Iterator[tuple[int, ...]]:
+    """Processes that keep cores busy, once they do; each a session of its own, as the kernel shares by session."""
+    command = [sys.executable, "-S", "-c", "while True: pass"]
+    processes = [subprocess.Popen(command, start_new_session=True) for _ in range(number)]
     try:
-        while psutil.Process(process.pid).cpu_times().user < 0.05:
+        while any(psutil.Process(process.pid).cpu_times().user < 0.02 for process in processes):
             time.sleep(0.01)
-        yield process.pid
+        yield tuple(process.pid for process in processes)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 @dataclass
 class Engines:
-    """In the first round, the neighbour works during the second and third sample of one configuration."""
+    """In the first round, the neighbours work during the second and third sample of one configuration."""
 
     watch: OwnWatch
     n_processes: int
     opened: list[int] = field(default_factory=list)
-    neighbours: ExitStack = field(default_factory=ExitStack)
+    running: ExitStack = field(default_factory=ExitStack)
 
     def opener(self, _engine: EngineFacts, launch: Launch, _machine_hash: str) -> Opened:
         """Start a sleeping engine."""
@@ -101,10 +101,10 @@ class Engines:
     def _begin_and_end(self, piece: int) -> None:
         # Pieces 0 and 1 warm up.
         if piece == 3:
-            self.watch.neighbour = self.neighbours.enter_context(busy_neighbour(self.n_processes))
+            self.watch.neighbours = self.running.enter_context(busy_neighbours(self.n_processes))
         elif piece == 5:
-            self.neighbours.close()
-            self.watch.neighbour = None
+            self.running.close()
+            self.watch.neighbours = ()
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="others' cores are read from /proc")
@@ -113,8 +113,8 @@ def test_a_neighbour_started_in_the_middle_is_reported_in_the_runs_it_touched_an
     cores = len(os.sched_getaffinity(0))
     watch = OwnWatch()
     # More processes than cores: on a machine that is busy anyway they still get a good part of it.
-    engines = Engines(watch, n_processes=2 * cores)
-    with engines.neighbours, open_journal(KEY) as journal:
+    engines = Engines(watch, n_processes=4 * cores)
+    with engines.running, open_journal(KEY) as journal:
         outcomes, _ = measure_grid(
             [with_every_core(each, cores) for each in configurations(1, TOUCHED, 3)],
             engines.opener,
