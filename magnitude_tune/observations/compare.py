@@ -24,7 +24,7 @@ _LEAST_FREEDOM: Final = 3
 
 
 class Difference(NamedTuple):
-    """One test of both runs. `ratio` is B's median over A's, with its 90 % interval (None without samples).
+    """One test of both runs. `ratio` is B's median over A's, with its 90 % interval (None below two samples).
 
     `noise` is the fraction by which two runs of one setting differ here. `reason` says what a verdict rests on.
     """
@@ -128,11 +128,16 @@ def _unlike(a: StoredRun, b: StoredRun) -> list[str]:
 
 def _machine(run: StoredRun) -> str:
     name = " with ".join(part for part in (run.cpu_info, run.gpu_info) if part) or "unknown"
-    return f"{name} ({run.machine_hash[:12]})"
+    return f"{name} ({_hash(run, run.machine_hash)})"
 
 
 def _model(run: StoredRun) -> str:
-    return f"{run.model_type or run.model_filename or 'unknown'} ({run.model_hash[:12]})"
+    return f"{run.model_type or run.model_filename or 'unknown'} ({_hash(run, run.model_hash)})"
+
+
+def _hash(run: StoredRun, whole: str) -> str:
+    """Enough of a hash to tell two apart; imported runs have names only."""
+    return whole[:12] if run.origin == "measured" else "imported"
 
 
 def _unlike_workloads(a: StoredRun, b: StoredRun) -> list[str]:
@@ -152,7 +157,8 @@ def _sides(
 
 def _difference(a: StoredTest, b: StoredTest, noise: float, doubts: Sequence[str]) -> Difference:
     ratio = b.summary.median / a.summary.median
-    low, high = _ratio_interval(a.summary, b.summary) if a.samples and b.samples else (None, None)
+    several = min(len(a.samples), len(b.samples)) > 1
+    low, high = _ratio_interval(a.summary, b.summary) if several else (None, None)
     verdict, reason = _verdict(a, b, (ratio, low, high), noise, doubts)
     return Difference(a.key, a, b, ratio, low, high, noise, verdict, reason)
 
@@ -173,11 +179,11 @@ def _verdict(
     doubts: Sequence[str],
 ) -> tuple[Verdict, str]:
     ratio, low, high = figures
-    if low is None or high is None:
-        return "undecided", "an imported file gave no samples"
-    why = [*doubts, *(f"{name} is unstable" for name, test in (("A", a), ("B", b)) if not test.stable)]
-    if why:
-        return "undecided", " and ".join(why)
+    sides = (("A", a), ("B", b))
+    why = [*doubts, *(f"{name} has a mean only" for name, test in sides if not test.samples)]
+    why += [f"{name} is unstable" for name, test in sides if test.samples and not test.stable]
+    if why or low is None or high is None:
+        return "undecided", ", ".join(why)
     if low <= 1 <= high:
         return "within noise", "the interval holds 1"
     if abs(math.log(ratio)) <= math.log1p(noise):

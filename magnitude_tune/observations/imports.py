@@ -40,6 +40,9 @@ _SETTINGS: Final = (
     *("n_gpu_layers", "n_threads", "n_batch", "n_ubatch", "flash_attn", "type_k", "type_v", "load_mode", "repack"),
     *("n_cpu_moe", "devices", "tensor_split", "main_gpu", "split_mode", "no_kv_offload"),
 )
+_SWITCHES: Final = frozenset({"flash_attn", "repack", "no_kv_offload"})
+_UNSET: Final = (None, "auto", "0.00")
+"""Values of columns that say nothing was set."""
 
 
 class Imported(NamedTuple):
@@ -116,7 +119,13 @@ def _grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
             run = current[configuration] = []
             runs.append(run)
         run.append(row)
-    return {hashlib.sha256(_text_of(run).encode()).hexdigest()[:32]: run for run in runs}
+    # Of what the file said, not of what is computed from it: the id outlives a change of the statistics.
+    said = (*COLUMNS, "samples")
+    return {_run_id([[row[name] for name in said] for row in run]): run for run in runs}
+
+
+def _run_id(said: object) -> str:
+    return hashlib.sha256(_text_of(said).encode()).hexdigest()[:32]
 
 
 def _test_of(row: Row) -> tuple[object, ...]:
@@ -231,7 +240,7 @@ def _mean(row: Row, n_tokens: int) -> tuple[float, float]:
 
 def _subject(row: Row) -> Row:
     """What the store wants besides. Hashes of names, so that equal names are the same machine and model."""
-    settings = {name: row[name] for name in _SETTINGS if row[name] is not None}
+    settings = {name: _setting(name, row[name]) for name in _SETTINGS if row[name] not in _UNSET}
     return {
         "machine_hash": _digest("machine", row["cpu_info"], row["gpu_info"]),
         "model_hash": _digest("model", row["model_type"] or row["model_filename"], row["model_size"]),
@@ -246,6 +255,11 @@ def _subject(row: Row) -> Row:
         "complete": 1,
         "origin": "imported",
     }
+
+
+def _setting(name: str, value: object) -> object:
+    """A setting as this program words it: llama-bench writes switches as numbers, and -1 where the engine decides."""
+    return value == 1 if name in _SWITCHES and value in (0, 1) else "auto" if name in _SWITCHES else value
 
 
 def _digest(*parts: object) -> str:

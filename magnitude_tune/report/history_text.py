@@ -136,8 +136,8 @@ def _rates(run: StoredRun, kind: str) -> str:
 def _rate(test: StoredTest) -> str:
     summary = test.summary
     between = f"{format_rate(summary.low).removesuffix(' t/s')} to {format_rate(summary.high)}"
-    if not test.samples:
-        between = "mean only"
+    if len(test.samples) < 2:
+        between = "one sample" if test.samples else "mean only"
     return f"{test.key}: {format_rate(summary.median)} ({between})"
 
 

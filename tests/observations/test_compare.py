@@ -110,6 +110,7 @@ def test_repeated_runs_tell_the_noise_of_this_machine() -> None:
     [
         ({"disturbance": replace(QUIET, notes=("others were busy",))}, "B was disturbed"),
         ({"tg_samples": samples(128, (50.0, 51.0))}, "B is unstable"),
+        ({"tg_samples": samples(128, (50.0,))}, "B is unstable"),
         ({"tg_samples": samples(128, (60.0, 20.0, 40.0))}, "B is unstable"),
     ],
 )
@@ -119,6 +120,13 @@ def test_doubtful_runs_get_figures_and_no_verdict(changes: dict[str, object], re
     assert writing.ratio > 0
     assert writing.verdict == "undecided"
     assert reason in writing.reason
+
+
+def test_one_sample_has_no_interval() -> None:
+    """A single sample tells nothing of its own width: the ratio is shown without one."""
+    writing = compare_runs(stored(), stored(tg_samples=samples(128, (50.0,)))).tests[1]
+    assert (writing.low, writing.high) == (None, None)
+    assert writing.ratio == pytest.approx(50 / 41)
 
 
 def test_a_test_that_one_run_lacks_is_named() -> None:

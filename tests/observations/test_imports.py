@@ -120,6 +120,8 @@ def test_json_and_json_lines_make_one_run_of_one_configuration(text: str) -> Non
     assert (run.model_type, run.cpu_info) == ("llama 8B Q4_K - Medium", "AMD Ryzen 9 7950X")
     assert (run.engine, run.engine_build) == ("llama_bench", "185cbff6f (8909)")
     assert run.settings["n_gpu_layers"] == 99
+    assert run.settings["flash_attn"] is True
+    assert "devices" not in run.settings
     assert run.disturbance == {}
 
 
