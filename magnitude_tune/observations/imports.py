@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Final, NamedTuple
 
+from magnitude_tune.observations.cells import column, listed, real, whole
 from magnitude_tune.observations.foreign import ForeignRows
-from magnitude_tune.observations.llama_bench import COLUMNS, INTEGERS, REALS, TEXTS
+from magnitude_tune.observations.llama_bench import COLUMNS
 from magnitude_tune.observations.schema import connect
 from magnitude_tune.observations.statistics import Summary, summarise
 from magnitude_tune.observations.store import opened
@@ -24,7 +24,6 @@ Row = dict[str, object]
 
 _MAX_SAMPLES: Final = 1_000
 _MAX_SAMPLES_IN_ALL: Final = 50_000
-_MAX_TEXT: Final = 1_024
 _MAX_COUNT: Final = 2**31 - 1
 _MAX_SECONDS: Final = 1e7
 _SIGMA_90: Final = 1.6449
@@ -138,10 +137,10 @@ def _row(raw: Raw, room: int) -> tuple[Row, int]:
     Raises:
         _Unusable: the row says neither what was timed nor how long it took, or names no model.
     """
-    row: Row = {name: _column(name, raw.get(name)) for name in COLUMNS}
+    row: Row = {name: column(name, raw.get(name)) for name in COLUMNS}
     if row["load_mode"] is None and raw.get("use_mmap") is not None:
         # Builds before load_mode.
-        row["load_mode"] = "mmap" if _whole(raw["use_mmap"]) else "none"
+        row["load_mode"] = "mmap" if whole(raw["use_mmap"]) else "none"
     n_prompt, n_gen = _count(raw, "n_prompt"), _count(raw, "n_gen")
     if not n_prompt + n_gen:
         raise _Unusable("nothing was read or written")
@@ -157,7 +156,7 @@ def _row(raw: Raw, room: int) -> tuple[Row, int]:
 
 
 def _count(raw: Raw, name: str) -> int:
-    value = _whole(raw.get(name))
+    value = whole(raw.get(name))
     if value is None or not 0 <= value <= _MAX_COUNT:
         raise _Unusable(f"{name} is missing or no count")
     return value
@@ -170,12 +169,12 @@ def _seconds(raw: Raw, n_tokens: int) -> tuple[float, ...]:
         _Unusable: there are samples, but too many or none that took any time.
     """
     for name in ("samples_ns", "samples_ts", "samples"):
-        given = _listed(raw.get(name))
+        given = listed(raw.get(name))
         if not given:
             continue
         if len(given) > _MAX_SAMPLES:
             raise _Unusable(f"more than {_MAX_SAMPLES} samples in one row")
-        numbers = [_real(value[1] if isinstance(value, list) and len(value) == 2 else value) for value in given]
+        numbers = [real(value[1] if isinstance(value, list) and len(value) == 2 else value) for value in given]
         above_zero = [number for number in numbers if number is not None and number > 0]
         seconds = [_SECONDS_OF[name](number, n_tokens) for number in above_zero]
         usable = tuple(value for value in seconds if 1e-9 <= value <= _MAX_SECONDS)
@@ -183,15 +182,6 @@ def _seconds(raw: Raw, n_tokens: int) -> tuple[float, ...]:
             raise _Unusable("no sample took any time")
         return usable
     return ()
-
-
-def _listed(value: object) -> list[object]:
-    if isinstance(value, str) and value.startswith("[") and len(value) < 64 * _MAX_SAMPLES:
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return []
-    return value if isinstance(value, list) else []
 
 
 def _figures(row: Row, seconds: tuple[float, ...], n_tokens: int) -> Row:
@@ -230,7 +220,7 @@ def _figures(row: Row, seconds: tuple[float, ...], n_tokens: int) -> Row:
 
 def _mean(row: Row, n_tokens: int) -> tuple[float, float]:
     """Mean rate and its spread as the row states them; the spread is 0 where it cannot be one."""
-    mean, mean_ns, spread = (_real(row[name]) for name in ("avg_ts", "avg_ns", "stddev_ts"))
+    mean, mean_ns, spread = (real(row[name]) for name in ("avg_ts", "avg_ns", "stddev_ts"))
     if not mean and mean_ns and mean_ns > 0:
         mean = n_tokens * 1e9 / mean_ns
     if not mean or not n_tokens / _MAX_SECONDS <= mean <= n_tokens * 1e9:
@@ -264,41 +254,6 @@ def _setting(name: str, value: object) -> object:
 
 def _digest(*parts: object) -> str:
     return "imported-" + hashlib.sha256(_text_of(parts).encode()).hexdigest()[:24]
-
-
-def _column(name: str, value: object) -> object:
-    if name in TEXTS:
-        return _printable(value) if isinstance(value, str) else None
-    if name in REALS:
-        return _real(value)
-    return _whole(value) if name in INTEGERS else None
-
-
-def _printable(text: str) -> str:
-    """Text of a stranger that will be shown on a terminal: bounded, without control characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:_MAX_TEXT])
-
-
-def _whole(value: object) -> int | None:
-    """A whole number that SQLite can hold: a number, a switch, or digits; llama-bench's CSV writes all as text."""
-    number = _real(value)
-    return int(number) if number is not None and number.is_integer() and abs(number) < 2**63 else None
-
-
-def _real(value: object) -> float | None:
-    if isinstance(value, str):
-        lowered = value.strip().lower()
-        if lowered in ("true", "false"):
-            return float(lowered == "true")
-        if len(lowered) > 40:
-            return None
-    if not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _text_of(value: object) -> str:
