@@ -20,7 +20,6 @@ __all__ = [
     "Reading",
     "Watch",
     "busy_cores",
-    "combined",
     "disturbance_between",
     "doubts",
     "groups_of_listeners",
@@ -33,7 +32,10 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4
 # CPU time is counted in ticks of 10 ms: over a shorter span the share of others is noise.
 _SHORTEST_SPAN_SECONDS: Final = 0.1
 _MAX_STEAL: Final = 0.05
-_CORES_SLACK: Final = 0.5
+# Cores that we want and others have: more than a tenth of our threads' time, and at most half a core, since the
+# slowest thread holds up all the others.
+_MISSING_SHARE: Final = 0.1
+_MOST_MISSING_CORES: Final = 0.5
 _MAX_CPU_PRESSURE_PERCENT: Final = 25.0
 _MAX_MEMORY_PRESSURE_PERCENT: Final = 10.0
 _MAX_SWAPPED_BYTES: Final = MIB
@@ -205,46 +207,18 @@ def with_heat(seen: Disturbance, first: Reading, after: Sequence[Reading]) -> Di
     )
 
 
-def combined(parts: Sequence[tuple[float, Disturbance]], notes: tuple[str, ...]) -> Disturbance:
-    """What went on over several spans (seconds each); `notes` are the doubts about the samples in use."""
-    seen = [part for _, part in parts]
-
-    def mean(values: Sequence[float | None]) -> float | None:
-        known = [(span, value) for (span, _), value in zip(parts, values, strict=True) if value is not None]
-        total = sum(span for span, _ in known)
-        if total <= 0:
-            return known[0][1] if known else None
-        return sum(span * value for span, value in known) / total
-
-    changes = [part.clock_change for part in seen if part.clock_change is not None]
-    degrees = [part.celsius_highest for part in seen if part.celsius_highest is not None]
-    throttles = [part.throttles for part in seen if part.throttles is not None]
-    swapped = [part.swapped_bytes for part in seen if part.swapped_bytes is not None]
-    return Disturbance(
-        steal_fraction=mean([part.steal_fraction for part in seen]),
-        pressure_cpu_percent=mean([part.pressure_cpu_percent for part in seen]),
-        pressure_memory_percent=mean([part.pressure_memory_percent for part in seen]),
-        other_cores=mean([part.other_cores for part in seen]),
-        load_before=seen[0].load_before if seen else None,
-        swapped_bytes=sum(swapped) if swapped else None,
-        clock_change=min(changes) if changes else None,
-        celsius_highest=max(degrees) if degrees else None,
-        throttles=sum(throttles) if throttles else None,
-        notes=notes,
-    )
-
-
 def doubts(seen: Disturbance, *, n_threads: int, cores: int) -> tuple[str, ...]:
     """Why a sample taken meanwhile is contaminated, in clauses that begin `while`; empty if it is not.
 
-    Others disturb where their cores and our threads are more than the cores there are. CPU pressure stalls tell
-    only where the others' cores could not be read: our own threads cause them too.
+    Others disturb where their cores and our threads are more than the cores there are, by more than a tenth of our
+    threads or half a core. CPU pressure stalls tell only where the others' cores could not be read: our own threads
+    cause them too.
     """
     found = []
     if seen.steal_fraction is not None and seen.steal_fraction > _MAX_STEAL:
         found.append(f"while the host took {seen.steal_fraction:.0%} of the CPU time away (steal)")
     if seen.other_cores is not None:
-        if n_threads + seen.other_cores > cores + _CORES_SLACK:
+        if n_threads + seen.other_cores - cores > min(_MISSING_SHARE * n_threads, _MOST_MISSING_CORES):
             found.append(f"while other processes kept {seen.other_cores:.1f} of {cores} cores busy")
     elif (seen.pressure_cpu_percent or 0.0) > _MAX_CPU_PRESSURE_PERCENT:
         found.append(f"while tasks waited for a CPU {seen.pressure_cpu_percent:.0f} % of the time")

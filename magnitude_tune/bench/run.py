@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Final
 
-from magnitude_tune.bench.disturbance import Watch, combined
+from magnitude_tune.bench.disturbance import Watch
 from magnitude_tune.bench.findings import run_findings
 from magnitude_tune.bench.launch import Subject
 from magnitude_tune.bench.promise import compare
 from magnitude_tune.bench.series import Series
 from magnitude_tune.bench.taking import Opener, take_slice
+from magnitude_tune.bench.together import combined
 from magnitude_tune.bench.values import BenchResult, Report, Slice
 from magnitude_tune.engines.values import MemoryReading
 from magnitude_tune.findings import Finding, Rule

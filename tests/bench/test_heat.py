@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from bench.stand_ins import FakeSession
 
-from magnitude_tune.bench.disturbance import Watch, combined, disturbance_between, with_heat
+from magnitude_tune.bench.disturbance import Watch, disturbance_between, with_heat
 from magnitude_tune.bench.findings import run_findings
 from magnitude_tune.bench.heat import read_celsius, read_hertz, read_throttles
 from magnitude_tune.bench.run import Subject, run_bench
+from magnitude_tune.bench.together import combined
 from magnitude_tune.findings import Rule
 from magnitude_tune.observations.values import Measurement
 
