@@ -113,7 +113,7 @@ tell("all together", [sample.rate for _, sample, _ in taken])
 # a mean over such samples says nothing, and neither does their median.
 #
 # `bench` reads what others used of the CPU around every sample. A sample is doubted where our threads and the others'
-# cores are more than the cores there are, by half a core or more; it is repeated, kept apart, and never averaged in.
+# cores are clearly more than the cores there are; it is repeated, kept apart, and never averaged in.
 
 # %%
 series = Series("tg")
@@ -123,8 +123,8 @@ tell("what bench would use", [sample.rate for sample in series.used])
 print(f"left out: {len(series.left_out)} of {len(series)}")
 
 # %% [markdown]
-# One slow sample of this record stays: its neighbour took just half a core. The median does not move for it, which is
-# why the figures rest on medians.
+# What is left are samples on the edge: a neighbour with a tenth of a core costs about a tenth of the speed. The median
+# hardly moves for those, which is why the figures rest on medians.
 #
 # ## A cold start
 #

