@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Literal
 
 from magnitude_tune import __version__
 from magnitude_tune.errors import UsageError
 
-__all__ = ["cache_dir", "config_dir", "data_dir", "read_cached", "shipped_dir", "write_cached", "write_whole"]
+__all__ = [
+    "cache_dir",
+    "config_dir",
+    "data_dir",
+    "read_cached",
+    "read_regular",
+    "shipped_dir",
+    "write_cached",
+    "write_whole",
+]
 
 _HOME_VARIABLE = "MAGNITUDE_TUNE_HOME"
+_LARGEST_CACHED_BYTES = 64 << 20
 
 
 def cache_dir() -> Path:
@@ -51,10 +63,23 @@ def shipped_dir(name: str) -> Path:
     return inside if inside.is_dir() else package.parent / name
 
 
+def read_regular(path: Path, limit_bytes: int) -> bytes:
+    """At most `limit_bytes` of a regular file; what would wait for a writer, or never end, is refused.
+
+    Raises:
+        OSError: there is no such file, it is not a regular one, or it cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    with open(descriptor, "rb") as stream:  # noqa: PTH123 - it is open already
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return stream.read(limit_bytes)
+
+
 def read_cached(name: str, key: str) -> dict[str, object] | None:
     """The value stored under `name` if it was stored with this `key` by this version; None on any doubt."""
     try:
-        stored = json.loads((cache_dir() / f"{name}.json").read_bytes())
+        stored = json.loads(read_regular(cache_dir() / f"{name}.json", _LARGEST_CACHED_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(stored, dict) or stored.get("key") != key or stored.get("version") != __version__:
@@ -66,34 +91,51 @@ def read_cached(name: str, key: str) -> dict[str, object] | None:
 def write_cached(name: str, key: str, value: dict[str, object]) -> None:
     """Keep `value` (JSON-able) under `name`; a folder that cannot be written only costs the next run time."""
     text = json.dumps({"version": __version__, "key": key, "value": value}, separators=(",", ":"))
-    with contextlib.suppress(UsageError):
-        write_whole(cache_dir() / f"{name}.json", text.encode())
+    with contextlib.suppress(UsageError, OSError):
+        path = cache_dir() / f"{name}.json"
+        if path.is_file() or not os.path.lexists(path):
+            write_whole(path, text.encode())
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file atomically: readers see the old content or the new, never a part. Permissions are kept.
 
+    What is there and is no regular file (a device, a pipe) is written to as it is.
+
     Raises:
         UsageError: the folder or the file cannot be written.
     """
+    try:
+        _write_whole(path, content)
+    except (OSError, RuntimeError) as error:
+        raise UsageError(
+            f"cannot write: {getattr(error, 'strerror', None) or error}",
+            where=str(path),
+            hint="choose a place that you may write to",
+        ) from error
+
+
+def _write_whole(path: Path, content: bytes) -> None:
     import tempfile
 
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = None
+    if mode is not None and not stat.S_ISREG(mode):
+        path.write_bytes(content)
+        return
     target = path.resolve() if path.is_symlink() else path
+    target.parent.mkdir(parents=True, exist_ok=True)
     temporary: Path | None = None
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        mode = target.stat().st_mode & 0o7777 if target.exists() else None
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as stream:
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name[:100]}.", delete=False) as stream:
             temporary = Path(stream.name)
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.chmod(mode if mode is not None else 0o644 & ~_umask())
+        temporary.chmod(0o644 & ~_umask() if mode is None else stat.S_IMODE(mode))
         temporary.replace(target)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write: {error.strerror or error}", where=str(path), hint="choose a folder that you may write to"
-        ) from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from importlib import import_module
 import typer
 
 from magnitude_tune.cli.console import fail
-from magnitude_tune.errors import MagnitudeTuneError
+from magnitude_tune.errors import MagnitudeTuneError, UsageError
 
 __all__ = ["COMMANDS", "build", "main"]
 
@@ -65,6 +65,11 @@ def main() -> None:
         # The reader has gone; leave without a second error from the interpreter's own flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        if os.environ.get("MAGNITUDE_TUNE_TRACEBACK"):
+            raise
+        where = str(error.filename) if error.filename else None
+        fail(UsageError(f"the system refuses: {error.strerror or error}", where=where, hint="check paths and options"))
     except Exception as error:
         if os.environ.get("MAGNITUDE_TUNE_TRACEBACK"):
             raise

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,33 +14,59 @@ from typing import NoReturn
 from magnitude_tune.errors import MagnitudeTuneError, UsageError
 from magnitude_tune.storage import write_whole
 
+# Names come from files that strangers made: control characters must not reach a terminal.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 __all__ = ["colour", "emit", "emit_json", "fail", "narrate"]
 
 
 def emit(text: str, output: str | None) -> None:
     """Write a result to `output`, or to stdout where it is None or `-`."""
-    if not text.endswith("\n"):
-        text += "\n"
-    if output is None or output == "-":
-        sys.stdout.write(_showable(text, sys.stdout.encoding))
-        sys.stdout.flush()
-    else:
-        path = Path(output)
-        if path.is_dir() or not path.parent.is_dir():
-            what = "this is a folder" if path.is_dir() else "there is no such folder"
-            raise UsageError(what, where=f"--output {output}", hint="name a file in a folder that exists")
-        write_whole(path, text.encode(errors="surrogateescape"))
+    _write(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text), output)
 
 
 def emit_json(document: Mapping[str, object], output: str | None) -> None:
     """Write one JSON object; not-a-number never gets in."""
-    emit(json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False), output)
+    _write(json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False), output)
+
+
+def _write(text: str, output: str | None) -> None:
+    if not text.endswith("\n"):
+        text += "\n"
+    if output is None or output == "-":
+        _to_stdout(text)
+        return
+    # `os.path` says no where `Path` raises, for too long a name.
+    is_folder = os.path.isdir(output)  # noqa: PTH112
+    if is_folder or not os.path.isdir(Path(output).parent):  # noqa: PTH112
+        what = "this is a folder" if is_folder else "there is no such folder"
+        raise UsageError(what, where=f"--output {output}", hint="name a file in a folder that exists")
+    write_whole(Path(output), text.encode(errors="surrogateescape"))
+
+
+def _to_stdout(text: str) -> None:
+    if sys.stdout is None:
+        raise UsageError("cannot write the result: stdout is closed", hint="use --output FILE")
+    try:
+        sys.stdout.write(_showable(text, sys.stdout.encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What could not be written would be tried again, and complained about again, when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise UsageError(
+            f"cannot write the result to stdout: {error.strerror}", hint="make room there, or use --output FILE"
+        ) from error
 
 
 def narrate(line: str) -> None:
     """Say on stderr what is going on."""
-    sys.stderr.write(_showable(line, sys.stderr.encoding) + "\n")
-    sys.stderr.flush()
+    if sys.stderr is None:
+        return
+    with contextlib.suppress(OSError):
+        sys.stderr.write(_showable(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", line), sys.stderr.encoding) + "\n")
+        sys.stderr.flush()
 
 
 def colour(stream_is_terminal: bool) -> bool:

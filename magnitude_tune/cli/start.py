@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 __all__ = ["main"]
 
@@ -14,6 +15,10 @@ def main() -> None:
     would cost a fifth of it. `bench`, which lives longer, turns it on again.
     """
     gc.disable()
-    from magnitude_tune.cli.app import main as run
+    try:
+        from magnitude_tune.cli.app import main as run
 
-    run()
+        run()
+    except KeyboardInterrupt:
+        # Pressed while modules load, before any command is there to end well.
+        sys.exit(130)

@@ -103,9 +103,9 @@ def check_answering(addresses: Iterable[str]) -> None:
         host, port = split_address(address)
         try:
             socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise UsageError(
-                f"no RPC server answers at {address}: {error.strerror or error}",
+                f"no RPC server answers at {address}: {getattr(error, 'strerror', None) or error}",
                 where="--rpc",
                 hint="start ggml-rpc-server there, or leave the address out",
             ) from error

@@ -53,7 +53,7 @@ def explicit_program(engine_path: str) -> Path:
         UsageError: nothing is there, or no program.
     """
     path = Path(engine_path).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - too long a name is no folder, and no error
         candidates = [path / folder / _PROGRAM for folder in ("", "bin", "build/bin", "build/bin/Release")]
         program = next((candidate for candidate in candidates if candidate.is_file()), None)
         if program is None:
@@ -63,7 +63,7 @@ def explicit_program(engine_path: str) -> Path:
                 hint=f"name the folder that holds {_PROGRAM}",
             )
         return program.absolute()
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113
         raise UsageError("there is no such file", where=engine_path, hint=f"name a {_PROGRAM} or the folder it is in")
     if not os.access(path, os.X_OK):
         raise UsageError("this file is not a program", where=engine_path, hint=f"name a {_PROGRAM}, or chmod +x it")

@@ -14,7 +14,7 @@ from magnitude_tune.errors import InputFileError, UsageError
 from magnitude_tune.findings import Finding
 from magnitude_tune.fingerprint.identity import machine_hash
 from magnitude_tune.fingerprint.values import Cpu, Device, EngineFacts, Fact, Fingerprint, Memory, Pool
-from magnitude_tune.storage import shipped_dir
+from magnitude_tune.storage import read_regular, shipped_dir
 
 if TYPE_CHECKING:
     from magnitude_tune.fingerprint.details import Details
@@ -229,8 +229,7 @@ def profile_names() -> tuple[str, ...]:
 def _read(path: Path) -> Fingerprint:
     hint = "write one with `magnitude-tune fingerprint --json -o machine.json`"
     try:
-        with path.open("rb") as stream:
-            content = stream.read(_LARGEST_FILE_BYTES + 1)
+        content = read_regular(path, _LARGEST_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputFileError(f"cannot read this machine: {reason}", where=str(path), hint=hint) from error

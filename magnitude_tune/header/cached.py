@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from magnitude_tune.errors import HeaderError
 from magnitude_tune.header.names import shard_paths
@@ -24,6 +24,11 @@ from magnitude_tune.storage import read_cached, write_cached
 
 __all__ = ["read_model_cached"]
 
+_WHOLE_NUMBERS: Final = (
+    *("version", "block_count", "nextn_predict_layers", "n_embd", "n_vocab", "sliding_window"),
+    *("n_tensors", "n_params", "n_merges", "tensor_bytes", "file_bytes"),
+)
+
 # Raised by one whenever the rules that derive facts change: stored facts are then read again.
 _RULES = 2
 
@@ -35,7 +40,7 @@ def read_model_cached(path: str | os.PathLike[str]) -> ModelHeader:
         HeaderError: as `read_model`.
     """
     where = os.fspath(path)
-    if Path(where).is_dir():
+    if os.path.isdir(where):  # noqa: PTH112 - too long a name is no folder, and no error
         from magnitude_tune.header.shards import model_in
 
         where = model_in(where)
@@ -102,4 +107,9 @@ def _from_json(stored: dict[str, Any], path: str) -> ModelHeader:
     values["recurrent"] = RecurrentShape(*stored["recurrent"]) if stored["recurrent"] else None
     for name in ("n_ff", "notes", "unknown_types"):
         values[name] = tuple(stored[name])
+    trained = stored["context_length"]
+    if trained is not None and type(trained) is not int:
+        raise ValueError("not what was stored")
+    if any(type(values[name]) is not int or values[name] < 0 for name in _WHOLE_NUMBERS):
+        raise ValueError("not what was stored")
     return ModelHeader(**values)

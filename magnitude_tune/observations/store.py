@@ -71,7 +71,7 @@ def evidence_for(
     Raises:
         UsageError: the store cannot be read (not a database, another program's, a newer schema).
     """
-    if not store_path().exists():
+    if not os.path.lexists(store_path()):
         return ()
     runs: dict[str, list[sqlite3.Row]] = {}
     with opened(connect_to_read) as connection:
@@ -128,6 +128,9 @@ def opened(how: Callable[[Path], sqlite3.Connection]) -> Iterator[sqlite3.Connec
         UsageError: it cannot be opened, read or written; says why and what to do.
     """
     path = store_path()
+    if os.path.lexists(path) and not path.is_file():
+        hint = f"move it away from {path.parent}"
+        raise UsageError("the store of measurements is no regular file", where=str(path), hint=hint)
     connection = how(path)
     try:
         yield connection

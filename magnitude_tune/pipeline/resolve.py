@@ -89,7 +89,8 @@ def resolve_request(options: ResolveOptions) -> Resolved:
     )
     engine, about_engine = choose_engine(found, _wanted_engine(options, request), request.sources.get("engine"))
     machine = machine_for_engine(found, engine)
-    evidence = history(header, machine, engine, request.workload) if options.history and options.sysroot is None else ()
+    with_history = options.history and options.sysroot is None
+    evidence, about_history = history(header, machine, engine, request.workload) if with_history else ((), ())
     subject = Subject(
         header=header,
         machine=machine,
@@ -99,7 +100,7 @@ def resolve_request(options: ResolveOptions) -> Resolved:
             header, machine, engine, shipped_coefficients(), evidence, n_prompt=request.workload.n_prompt
         ),
     )
-    known = (*found.notes, *about_engine, *_about_model(header), *_about_environment())
+    known = (*found.notes, *about_engine, *_about_model(header), *_about_environment(), *about_history)
     resolution = resolve(subject, request, known=known, magnitudes=options.magnitudes, busy_cores=options.busy_cores)
     return Resolved(
         resolution=resolution,
@@ -158,13 +159,17 @@ def _wanted_engine(options: ResolveOptions, request: Request) -> str | None:
 
 def history(
     header: ModelHeader, machine: Fingerprint, engine: EngineFacts | None, workload: Workload
-) -> tuple[Evidence, ...]:
-    """What was measured with this model, machine, engine and workload."""
+) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
+    """What was measured with this model, machine, engine and workload; a store that cannot be read is a finding."""
     if engine is None:
-        return ()
+        return (), ()
     from magnitude_tune.observations.store import evidence_for
 
-    return evidence_for(header.content_hash, machine.machine_hash, engine.name, engine.build, workload=workload)
+    try:
+        found = evidence_for(header.content_hash, machine.machine_hash, engine.name, engine.build, workload=workload)
+    except UsageError as error:
+        return (), (Finding(Rule.PROBE_FAILED, f"planned without what was measured here: {error}", fix=error.hint),)
+    return found, ()
 
 
 def shipped_coefficients() -> Coefficients:

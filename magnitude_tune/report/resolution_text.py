@@ -33,7 +33,8 @@ def resolution_text(resolved: Resolved, *, explain: bool) -> str:
 
 def rows_text(rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> str:
     """Rows as aligned columns, two spaces apart; the columns named in `right` are set flush right."""
-    table = [tuple(row) for row in rows]
+    # A name from a file may hold line ends; a cell has none.
+    table = [tuple(" ".join(cell.splitlines()) for cell in row) for row in rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))] if table else []
     lines = []
     for row in table:
