@@ -10,15 +10,15 @@ from magnitude_tune.observations.values import Measurement
 from magnitude_tune.resolver.values import Resolution
 from magnitude_tune.throughput.values import Interval
 
-__all__ = ["compare", "reserved_by_engine"]
+__all__ = ["compare", "most_resident"]
 
 
 def compare(resolution: Resolution, measurement: Measurement, machine: Fingerprint) -> Promise:
     """Hold the prediction against the measurement, quantity by quantity.
 
     A speed or a time is kept where its measured median lies in the predicted interval, broken where the two
-    intervals do not touch, and undecided between, or where the samples carry no verdict. Memory is kept where the
-    peak of the engine's process stays within what was reserved for it.
+    intervals do not touch, and undecided between, or where the samples carry no verdict. Memory of the
+    host is kept where the peak of the engine's process stays within what was reserved for it; a card's own is not read.
     """
     predicted, workload = resolution.predicted, resolution.workload
     pp, tg = measurement.pp_samples, measurement.tg_samples
@@ -32,17 +32,25 @@ def compare(resolution: Resolution, measurement: Measurement, machine: Fingerpri
             _judged("tg", predicted.tg, _rates(tg), doubt),
             _judged("turn_seconds", predicted.turn_seconds, turn, doubt),
             _ready(predicted.ready_seconds, measurement.ready_seconds),
-            _memory(reserved_by_engine(resolution, machine), measurement),
+            _memory(most_resident(resolution, machine), measurement),
         )
     )
 
 
-def reserved_by_engine(resolution: Resolution, machine: Fingerprint) -> int:
-    """Bytes reserved in the host's pool for the engine's own process: what a server on loopback holds is not its."""
+def most_resident(resolution: Resolution, machine: Fingerprint) -> int:
+    """Most bytes that the engine's own process may show: what is reserved for it on the host, and mapped pages.
+
+    What a server on loopback holds is not the engine's, and `bench` never fills the prompt cache. While a mapped file
+    loads, the pages of tensors that go to devices show too; they are clean, so no budget holds them.
+    """
     served = {device.name for device in machine.devices if device.backend == "rpc"}
     host = machine.host_pool.name
     terms = resolution.footprint.terms
-    return sum(term.reserved_bytes for term in terms if term.pool == host and term.device not in served)
+    own = (term for term in terms if term.pool == host and term.device not in served and term.name != "prompt_cache")
+    resident = sum(term.reserved_bytes for term in own)
+    if resolution.settings.load_mode == "mmap":
+        resident += sum(term.reserved_bytes for term in terms if term.name == "weights" and term.device != "CPU")
+    return resident
 
 
 def _rates(samples: tuple[Sample, ...]) -> Summary | None:

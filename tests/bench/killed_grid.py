@@ -117,6 +117,9 @@ def stored_runs() -> Counter[str]:
     if not store_path().exists():
         return Counter()
     connection = sqlite3.connect(store_path())
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'llama_bench'").fetchone():
+        # Killed between making the file and making its table: nothing was stored yet.
+        return Counter()
     found = Counter(run_id for (run_id,) in connection.execute("SELECT run_id FROM llama_bench"))
     connection.close()
     return found
