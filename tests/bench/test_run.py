@@ -19,7 +19,7 @@ from magnitude_tune.engines.values import BufferLine, Launch, Sample
 from magnitude_tune.errors import EngineError
 from magnitude_tune.findings import Rule
 from magnitude_tune.fingerprint.values import EngineFacts, Fact, Pool
-from magnitude_tune.request import Workload
+from magnitude_tune.request import LoadMode, Workload
 from magnitude_tune.units import GIB, MIB
 
 WatchWith = Callable[..., Watch]
@@ -116,16 +116,34 @@ def test_more_memory_than_reserved_breaks_the_promise(
 def test_memory_of_a_server_on_loopback_is_not_the_engines(
     subject: Subject, session: FakeSession, watch_with: WatchWith
 ) -> None:
-    """Bytes that the plan puts on a loopback RPC device are held by its server: the engine's own bound is the rest."""
+    """Bytes on a loopback RPC device are held by its server, and bench fills no prompt cache: the rest is the bound."""
     resolution = subject.resolution
     (term,) = resolution.footprint.terms
-    served = term._replace(device="RPC0", reserved_bytes=3 * GIB)
-    footprint = resolution.footprint._replace(terms=(term, served))
+    served = term._replace(name="kv_cache", device="RPC0", reserved_bytes=3 * GIB)
+    cache = term._replace(name="prompt_cache", reserved_bytes=8 * GIB)
+    footprint = resolution.footprint._replace(terms=(term, served, cache))
     subject = replace(subject, resolution=resolution._replace(footprint=footprint))
     session.peak_bytes = 2 * GIB
     item = measured(subject, session, watch_with()).promise.item("peak_bytes")
     assert item.predicted.value == GIB
     assert item.verdict == "broken"
+
+
+@pytest.mark.parametrize(("load_mode", "verdict"), [("mmap", "kept"), ("none", "broken")])
+def test_mapped_pages_of_offloaded_tensors_may_show(
+    subject: Subject, session: FakeSession, watch_with: WatchWith, load_mode: LoadMode, verdict: str
+) -> None:
+    """While a mapped file loads, pages of tensors that go to a device show in the process; read, they would not."""
+    resolution = subject.resolution
+    (term,) = resolution.footprint.terms
+    offloaded = term._replace(name="weights", device="CUDA0", pool="cuda0", reserved_bytes=3 * GIB)
+    resolution = resolution._replace(
+        footprint=resolution.footprint._replace(terms=(term, offloaded)),
+        settings=replace(resolution.settings, load_mode=load_mode),
+    )
+    session.peak_bytes = 2 * GIB
+    item = measured(replace(subject, resolution=resolution), session, watch_with()).promise.item("peak_bytes")
+    assert item.verdict == verdict
 
 
 def test_b37_an_unstable_run_has_no_verdict(subject: Subject, session: FakeSession, watch_with: WatchWith) -> None:
