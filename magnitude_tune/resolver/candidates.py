@@ -130,8 +130,14 @@ def _bases(search: Search, shape: Shape) -> Iterator[Settings]:
                             n_cpu_moe=placement.n_cpu_moe,
                             devices=placement.devices,
                             tensor_split=placement.tensor_split,
-                            main_gpu=int(search.pins.get("main_gpu", 0)),
+                            main_gpu=_main_gpu(search, placement),
                         )
+
+
+def _main_gpu(search: Search, placement: Placement) -> int:
+    """The pinned number, where there is such a device."""
+    number = int(search.pins.get("main_gpu", 0))
+    return number if number < len(placement.devices) else 0
 
 
 def _flash_attention(search: Search, shape: Shape, placement: Placement) -> tuple[bool, ...]:

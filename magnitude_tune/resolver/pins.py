@@ -61,8 +61,6 @@ def _effect(name: str, value: object, beside: Settings, subject: Subject) -> obj
         return min(value, beside.n_ctx)
     if name == "n_cpu_moe" and isinstance(value, int):
         return min(value, subject.header.block_count) if subject.header.moe else 0
-    if name == "main_gpu" and len(beside.devices) < 2:
-        return 0
     if name == "tensor_split":
         return _layers(value, beside, subject)
     return value

@@ -336,6 +336,14 @@ def test_a_pin_that_cannot_run_is_said(name: str, value: int, runs: str) -> None
     assert not any(finding.fix and "used as written" in finding.fix for finding in resolution.findings)
 
 
+def test_a_device_that_is_not_there_cannot_be_the_main_one() -> None:
+    """main_gpu 7 on a machine with one card is said, and 0 runs."""
+    resolution = resolve(a_card_machine(), Request(pins=(pin("main_gpu", 7),)))
+    assert resolution.settings.main_gpu == 0
+    assert Rule.PIN_ADJUSTED in rules(resolution.findings)
+    assert Rule.MISMATCH not in rules(resolve(a_card_machine(), Request(pins=(pin("main_gpu", 0),))).findings)
+
+
 def test_a_devices_own_cap_is_named_in_the_refusal() -> None:
     """The pool has room, the device may not take it: the text says so and never asks for negative bytes."""
     machine = a_machine(total=64 * GIB, cards=((64 * GIB, 64 * GIB),))
