@@ -80,7 +80,7 @@ def test_every_setting_but_cache_ram_makes_another_key(build: Any) -> None:
 
 
 def test_other_settings_move_by_one_factor(build: Any, shipped: Coefficients) -> None:
-    """A run at half the predicted rate halves every other setting's, so that none looks better for not being measured."""
+    """A run at half the predicted rate halves every other setting's: none looks better for not being measured."""
     base = build.settings()
     others = [build.settings(n_threads=n, n_threads_batch=n, n_ubatch=64) for n in (1, 4)]
     before = [ask(build, shipped, other) for other in (base, *others)]
