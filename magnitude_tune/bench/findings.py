@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from magnitude_tune.bench.statistics import drift
+from magnitude_tune.bench.values import Ending
 from magnitude_tune.engines.rpc import device_of_buffer
 from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.observations.values import Measurement
 
-__all__ = ["offloaded_bytes", "run_findings"]
+__all__ = ["crash_finding", "offloaded_bytes", "run_findings"]
 
 _SUSPECT_CLOCK: Final = 0.10
 
@@ -19,6 +20,14 @@ _SUSPECT_CLOCK: Final = 0.10
 def run_findings(measurement: Measurement) -> tuple[Finding, ...]:
     """Findings of one measurement."""
     return (*_disturbed(measurement), *_sinking(measurement), *_hot(measurement), *_offload(measurement))
+
+
+def crash_finding(ending: Ending | None) -> tuple[Finding, ...]:
+    """That the engine or server ended before its samples sufficed; nothing for other endings."""
+    if ending is None or ending.kind != "crashed":
+        return ()
+    message = f"{ending.what}; the samples until then are kept, without a verdict"
+    return (Finding(Rule.ENGINE_ENDED, message, fix=ending.hint),)
 
 
 def offloaded_bytes(measurement: Measurement) -> dict[str, int]:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Final
 
 from magnitude_tune.bench.disturbance import Watch
-from magnitude_tune.bench.findings import run_findings
+from magnitude_tune.bench.findings import crash_finding, run_findings
 from magnitude_tune.bench.launch import Subject
 from magnitude_tune.bench.promise import compare
 from magnitude_tune.bench.series import Series
@@ -59,7 +59,11 @@ def result_of(subject: Subject, slices: Sequence[Slice]) -> BenchResult:
     return BenchResult(
         measurement=measurement,
         promise=compare(subject.resolution, measurement, subject.machine),
-        findings=(*_about_repacking(slices), *_about_crash(slices), *run_findings(measurement)),
+        findings=(
+            *_about_repacking(slices),
+            *(found for taken in slices for found in crash_finding(taken.ending)),
+            *run_findings(measurement),
+        ),
         ending=ending,
     )
 
@@ -80,16 +84,6 @@ def _about_repacking(slices: Sequence[Slice]) -> tuple[Finding, ...]:
     message = f"with repacked weights the engine ended ({crash}); measured without them"
     fix = "this is remembered: the next resolve plans without repacking"
     return (Finding(Rule.ILLEGAL_INSTRUCTION_REMEMBERED, message, fix=fix, setting="repack"),)
-
-
-def _about_crash(slices: Sequence[Slice]) -> tuple[Finding, ...]:
-    return tuple(
-        Finding(
-            Rule.ENGINE_ENDED, f"{ending.what}; the samples until then are kept, without a verdict", fix=ending.hint
-        )
-        for taken in slices
-        if (ending := taken.ending) is not None and ending.kind == "crashed"
-    )
 
 
 def _measurement(subject: Subject, slices: Sequence[Slice]) -> Measurement:

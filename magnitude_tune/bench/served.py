@@ -10,13 +10,21 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Final, NamedTuple
 
-from magnitude_tune.bench.disturbance import Watch, disturbance_between, doubts, groups_of_listeners
-from magnitude_tune.bench.findings import run_findings
+from magnitude_tune.bench.disturbance import (
+    Reading,
+    Watch,
+    disturbance_between,
+    doubts,
+    groups_of_listeners,
+    with_heat,
+)
+from magnitude_tune.bench.findings import crash_finding, run_findings
 from magnitude_tune.bench.series import Series
-from magnitude_tune.bench.values import Progress, Report, Stage
+from magnitude_tune.bench.values import Ending, Progress, Report, Stage
 from magnitude_tune.engines.served import UNKNOWN_SETTINGS, ServedSession
 from magnitude_tune.engines.served_answers import TimedBy, Turn
 from magnitude_tune.engines.served_identity import ServedFacts
+from magnitude_tune.errors import EngineError, UsageError
 from magnitude_tune.findings import Finding
 from magnitude_tune.fingerprint.values import Fingerprint
 from magnitude_tune.observations.statistics import Summary, summarise, summarise_sum
@@ -37,7 +45,10 @@ _NOTHING_SEEN: Final = Disturbance(
 
 
 class ServedResult(NamedTuple):
-    """What a server did. `machine` is None where the server runs on another host, about which nothing is known."""
+    """What a server did. `machine` is None where the server runs on another host, about which nothing is known.
+
+    `ending` is what ended the measuring early, if something did.
+    """
 
     address: str
     facts: ServedFacts
@@ -46,6 +57,7 @@ class ServedResult(NamedTuple):
     timed_by: TimedBy
     machine: Fingerprint | None
     findings: tuple[Finding, ...]
+    ending: Ending | None = None
 
     @property
     def turn_seconds(self) -> Summary:
@@ -78,17 +90,20 @@ def measure_served(
 ) -> ServedResult:
     """Take turns until the intervals of both rates are within 10 % either way, or the budget ends.
 
+    An interrupt (KeyboardInterrupt) or a server that fails after the first turn ends the measuring: the turns until
+    then are the result, with `complete` False and `ending` saying which.
+
     Args:
         machine: this host where the server runs on it, else None: then nothing is known about neighbours there.
 
     Raises:
-        UsageError, EngineError: as `ServedSession.turn`.
+        UsageError, EngineError: as `ServedSession.turn`, before there was anything to keep.
         KeyboardInterrupt: before there was anything to keep.
     """
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     run = _Run(session, workload, machine, watch or Watch(), clock)
-    complete = run.measure(budget_seconds, report)
-    measurement = _measurement(session.facts, run, machine, started, complete)
+    ending = run.measure(budget_seconds, report)
+    measurement = _measurement(session.facts, run, machine, started, complete=ending is None)
     return ServedResult(
         address=session.address,
         facts=session.facts,
@@ -96,7 +111,8 @@ def measure_served(
         ttft_seconds=summarise([turn.ttft_seconds for turn in run.turns]),
         timed_by=run.turns[-1].timed_by,
         machine=machine,
-        findings=run_findings(measurement),
+        findings=(*crash_finding(ending), *run_findings(measurement)),
+        ending=ending,
     )
 
 
@@ -119,17 +135,23 @@ class _Run:
         self._n_prompt = workload.n_prompt if room is None else max(1, min(workload.n_prompt, room - self._n_gen - 64))
         self.pp, self.tg = Series("pp"), Series("tg")
         self.turns: list[Turn] = []
-        self._first = self._last = watch.read(self._groups)
+        self._first = watch.read(self._groups)
+        self._after: list[Reading] = []
 
     @property
     def disturbance(self) -> Disturbance:
         """What went on from the first turn to the last on this host; nothing known where the server is elsewhere."""
         if self._cores is None:
             return _NOTHING_SEEN
-        return replace(disturbance_between(self._first, self._last), notes=self.pp.notes + self.tg.notes)
+        seen = with_heat(self._between(self._first, self._last), self._first, self._after)
+        return replace(seen, notes=self.pp.notes + self.tg.notes)
 
-    def measure(self, budget_seconds: float, report: Report) -> bool:
-        """Take turns; gives False where an interrupt ended it."""
+    @property
+    def _last(self) -> Reading:
+        return self._after[-1] if self._after else self._first
+
+    def measure(self, budget_seconds: float, report: Report) -> Ending | None:
+        """Take turns; gives what ended it before they sufficed or the budget was spent."""
         began = self._clock()
 
         def tell(stage: Stage) -> None:
@@ -148,28 +170,35 @@ class _Run:
         tell("warming up")
         try:
             self._session.warm_up()
-            self._first = self._last = self._watch.read(self._groups)
+            self._first = self._watch.read(self._groups)
             while not (self.pp.done and self.tg.done):
                 self._take()
                 tell("measuring")
                 if self._clock() - began >= budget_seconds:
                     break
-        except KeyboardInterrupt:
-            if not self.turns:
+        except (KeyboardInterrupt, EngineError, UsageError) as reason:
+            if not self.tg.used:
                 raise
-            return False
-        return True
+            if isinstance(reason, KeyboardInterrupt):
+                return Ending("interrupted", "interrupted", None)
+            # After a turn that went well even a refusal is the server's doing, not the command line's.
+            return Ending("crashed", str(reason), reason.hint)
+        return None
+
+    def _between(self, before: Reading, after: Reading) -> Disturbance:
+        seen = disturbance_between(before, after)
+        if self._groups:
+            return seen
+        # Whose cores are busy cannot be told: the server's own may be among them.
+        return replace(seen, other_cores=None, pressure_cpu_percent=None)
 
     def _take(self) -> None:
         before = self._last
         turn = self._session.turn(self._n_prompt, self._n_gen)
-        self._last = self._watch.read(self._groups)
+        self._after.append(self._watch.read(self._groups))
         found: tuple[str, ...] = ()
         if self._cores is not None:
-            seen = disturbance_between(before, self._last)
-            if not self._groups:
-                # Whose cores are busy cannot be told: the server's own may be among them.
-                seen = replace(seen, other_cores=None, pressure_cpu_percent=None)
+            seen = self._between(before, self._last)
             # How many threads the server has is not known: what others take beyond half a core is in its way.
             found = doubts(seen, n_threads=self._cores, cores=self._cores)
         self.turns.append(turn)
@@ -178,7 +207,7 @@ class _Run:
 
 
 def _measurement(
-    facts: ServedFacts, run: _Run, machine: Fingerprint | None, started: str, complete: bool
+    facts: ServedFacts, run: _Run, machine: Fingerprint | None, started: str, *, complete: bool
 ) -> Measurement:
     return Measurement(
         started_at=started,

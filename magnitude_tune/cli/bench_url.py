@@ -45,7 +45,7 @@ def bench_url(options: UrlOptions) -> None:
 
     Raises:
         UsageError: the URL, a key or the model's name is wrong or missing; a setting is given that nobody can apply.
-        EngineError: the server does not answer, or not usably.
+        EngineError: the server does not answer, or not usably; after turns that went well, these are shown first.
         MagnitudeTuneError: what resolving the config or model beside the URL has to say.
     """
     gc.enable()
@@ -56,13 +56,19 @@ def bench_url(options: UrlOptions) -> None:
 
         narrate("interrupted")
         raise typer.Exit(_INTERRUPTED) from None
-    if not result.measurement.complete:
+    if result.ending is None:
+        return
+    if result.ending.kind == "interrupted":
         raise typer.Exit(_INTERRUPTED)
+    from magnitude_tune.errors import EngineError
+
+    raise EngineError(result.ending.what, hint=result.ending.hint)
 
 
 def _measure_and_show(options: UrlOptions) -> ServedResult:
     from magnitude_tune.bench.served import is_local, measure_served
     from magnitude_tune.cli.bench_progress import progress_for
+    from magnitude_tune.cli.console import narrate
     from magnitude_tune.engines.served import connect
     from magnitude_tune.errors import UsageError
     from magnitude_tune.observations.store import store
@@ -87,6 +93,8 @@ def _measure_and_show(options: UrlOptions) -> ServedResult:
     _show(result, resolved, options, stored)
     if problem is not None:
         raise problem
+    if result.ending is not None:
+        narrate(f"{result.ending.kind}: what was measured until then is shown" + (" and kept" if stored else ""))
     return result
 
 

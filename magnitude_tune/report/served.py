@@ -47,7 +47,7 @@ def served_text(result: ServedResult, resolved: Resolved | None, stored: str | N
 
 def _title(result: ServedResult) -> str:
     facts, measurement = result.facts, result.measurement
-    interrupted = "" if measurement.complete else ", interrupted"
+    ending = f", {result.ending.kind}" if result.ending else ""
     size = f", {format_bytes(facts.model_bytes)}" if facts.model_bytes else ""
     path = f", {facts.model_path}" if facts.model_path not in (None, facts.model) else ""
     context = f"{facts.n_ctx} tokens" if facts.n_ctx else "not told"
@@ -55,7 +55,7 @@ def _title(result: ServedResult) -> str:
         ("server", f"{result.address}, {_KINDS[facts.kind]} {facts.build}"),
         ("model", f"{facts.model}{size}{path}"),
         ("context", context),
-        ("measured", f"{measurement.n_prompt} tokens read, {measurement.n_gen} written{interrupted}"),
+        ("measured", f"{measurement.n_prompt} tokens read, {measurement.n_gen} written{ending}"),
         ("timed", _TIMED[result.timed_by]),
     ]
     return rows_text(rows)
@@ -112,6 +112,7 @@ def served_document(result: ServedResult, resolved: Resolved | None, stored: str
         "engine": {"name": measurement.engine, "build": measurement.engine_build},
         "started_at": measurement.started_at,
         "complete": measurement.complete,
+        "ending": None if result.ending is None else result.ending._asdict(),
         "stored": stored,
         "disturbance": None
         if result.machine is None

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
-from bench.stand_ins import a_machine
+from bench.stand_ins import StubWatch, a_machine
 
 from magnitude_tune.bench.served import ServedResult, is_local, measure_served
 from magnitude_tune.engines.served import UNKNOWN_SETTINGS
 from magnitude_tune.engines.served_answers import Turn
 from magnitude_tune.engines.served_identity import ServedFacts
 from magnitude_tune.engines.values import Sample
+from magnitude_tune.errors import EngineError
+from magnitude_tune.findings import Rule
+from magnitude_tune.fingerprint.values import Fingerprint
 from magnitude_tune.observations.rows import rows_of
 from magnitude_tune.observations.statistics import MIN_SAMPLES
 from magnitude_tune.report.served import served_document, served_text
@@ -23,7 +27,7 @@ SOME_MODEL = ServedFacts("openai", "some-model")
 
 @dataclass
 class FakeServer:
-    """A session whose turns take as long as a test says; a negative rate is an interrupt."""
+    """A session whose turns take as long as a test says; a negative rate is an interrupt, 0 a failure."""
 
     rates: list[float] = field(default_factory=lambda: [40.0])
     facts: ServedFacts = SOME_MODEL
@@ -42,6 +46,8 @@ class FakeServer:
         rate = self.rates.pop(0) if len(self.rates) > 1 else self.rates[0]
         if rate < 0:
             raise KeyboardInterrupt
+        if rate == 0:
+            raise EngineError("the server ended", hint="look at its log")
         prompt, written = Sample(n_prompt, n_prompt / 200), Sample(n_gen - 1, (n_gen - 1) / rate)
         self.now += prompt.seconds + written.seconds
         return Turn(prompt, written, prompt.seconds, n_gen, n_prompt, "stream")
@@ -89,6 +95,19 @@ def test_an_interrupt_keeps_the_turns_before_it() -> None:
         measured(FakeServer(rates=[-1.0]))
 
 
+def test_a_failing_server_leaves_the_turns_before_it() -> None:
+    """A server that ends after good turns does not throw them away; one that ends at once is an error."""
+    result = measured(FakeServer(rates=[40.0, 10.0, 0.0]))
+    assert not result.measurement.complete
+    assert len(result.measurement.tg_samples) == 2
+    assert result.ending == ("crashed", "the server ended", "look at its log")
+    assert result.findings[0].rule is Rule.ENGINE_ENDED
+    assert "written, crashed" in served_text(result, None, None)
+    assert served_document(result, None, None)["ending"] == result.ending._asdict()
+    with pytest.raises(EngineError):
+        measured(FakeServer(rates=[0.0]))
+
+
 @pytest.mark.parametrize(
     ("n_ctx", "asked"), [(None, (512, 128)), (4096, (512, 128)), (512, (320, 128)), (256, (128, 64))]
 )
@@ -118,6 +137,59 @@ def test_a_server_here_is_judged_by_this_machine() -> None:
     assert result.measurement.machine_hash == machine.machine_hash
     assert result.measurement.settings == UNKNOWN_SETTINGS
     assert served_document(result, None, None)["disturbance"] is not None
+
+
+def test_the_cores_of_a_server_are_no_neighbours(tmp_path: Path) -> None:
+    """Where its processes cannot be told from others, what keeps cores busy is unknown: for a turn and for the run."""
+    server = FakeServer(address="http://127.0.0.1:9", host="127.0.0.1", port=9)
+    watch = StubWatch(tmp_path, lambda: server.now, itertools.repeat(4.0))
+    (tmp_path / "proc/pressure").mkdir(parents=True)
+    (tmp_path / "proc/pressure/cpu").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n")
+    result = measure_served(
+        server,  # type: ignore[arg-type]
+        Workload(),
+        a_machine(),
+        budget_seconds=1000.0,
+        watch=watch,
+        clock=lambda: server.now,
+    )
+    seen = result.measurement.disturbance
+    assert seen.clean
+    assert seen.steal_fraction == 0
+    assert (seen.other_cores, seen.pressure_cpu_percent) == (None, None)
+
+
+@pytest.mark.parametrize(("machine", "known"), [(a_machine(), True), (None, False)])
+def test_the_heat_of_this_host_belongs_to_a_server_on_it(
+    machine: Fingerprint | None, known: bool, tmp_path: Path
+) -> None:
+    """Clock and heat are read after each turn; of a server elsewhere they say nothing."""
+    zone, cpuinfo = tmp_path / "sys/class/thermal/thermal_zone0", tmp_path / "proc/cpuinfo"
+    zone.mkdir(parents=True)
+    cpuinfo.parent.mkdir()
+
+    class Heating(FakeServer):
+        def turn(self, n_prompt: int, n_gen: int) -> Turn:
+            n = len(self.asked)
+            (zone / "temp").write_text(f"{80_000 + 8_000 * n}\n")
+            cpuinfo.write_text(f"processor\t: 0\ncpu MHz\t\t: {4000 - 800 * n}.000\n")
+            return super().turn(n_prompt, n_gen)
+
+    server = Heating(address="http://127.0.0.1:9", host="127.0.0.1", port=9)
+    watch = StubWatch(tmp_path, lambda: server.now, iter(()))
+    result = measure_served(
+        server,  # type: ignore[arg-type]
+        Workload(),
+        machine,
+        budget_seconds=1000.0,
+        watch=watch,
+        clock=lambda: server.now,
+    )
+    seen = result.measurement.disturbance
+    assert len(server.asked) == MIN_SAMPLES
+    assert seen.celsius_highest == (96.0 if known else None)
+    assert seen.clock_change == (pytest.approx(-0.4) if known else None)
+    assert any("96" in finding.message for finding in result.findings) is known
 
 
 @pytest.mark.parametrize(

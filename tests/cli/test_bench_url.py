@@ -170,6 +170,31 @@ def test_a_store_that_cannot_be_written_never_costs_the_result() -> None:
     assert str(store_path()) in done.stderr
 
 
+def test_a_server_that_fails_midway_keeps_what_was_measured() -> None:
+    """After good turns a failure is shown with them, stored as incomplete, and ends with 5."""
+    stub = llama_server(prompt_ms=1000.0)
+    good = stub.answers["/v1/completions"]
+
+    def failing(stub: Stub, handler: Handler, body: dict[str, object]) -> None:
+        n_turns = sum(path == "/v1/completions" for path, _ in stub.seen)
+        if n_turns > 5:
+            handler.send(500, {"error": {"message": "out of memory"}})
+        else:
+            good(stub, handler, body)
+
+    stub.answers["/v1/completions"] = failing
+    with serving(stub):
+        done = run("bench", "--url", stub.url, "--budget", "60")
+    assert done.returncode == 5, done.stderr
+    assert re.search(r"written, crashed\n", done.stdout)
+    assert re.search(r"tg +50\.0 t/s ", done.stdout)
+    assert "out of memory" in done.stderr
+    assert "shown and kept" in done.stderr
+    connection = sqlite3.connect(store_path())
+    assert {row[0] for row in connection.execute("SELECT complete FROM llama_bench")} == {0}
+    connection.close()
+
+
 def test_an_interrupt_keeps_what_was_measured() -> None:
     """Ctrl-C after the first turns ends with 130; what was measured is shown and marked."""
     with serving(api("m", pause=0.01)) as stub:
