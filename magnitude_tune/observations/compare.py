@@ -68,7 +68,9 @@ def compare_runs(a: StoredRun, b: StoredRun, stored: Iterable[StoredRun] = ()) -
         )
     of_a, of_b = ({test.key: test for test in run.tests} for run in (a, b))
     noise = noise_between_runs(run for run in stored if not _unlike(a, run))
-    doubts = [f"{name} was disturbed" for name, run in (("A", a), ("B", b)) if not run.clean]
+    sides = (("A", a), ("B", b))
+    doubts = [f"{name} was disturbed" for name, run in sides if not run.clean]
+    doubts += [f"{name} was interrupted" for name, run in sides if not run.complete]
     return Comparison(
         a=a,
         b=b,

@@ -109,13 +109,14 @@ def test_repeated_runs_tell_the_noise_of_this_machine() -> None:
     ("changes", "reason"),
     [
         ({"disturbance": replace(QUIET, notes=("others were busy",))}, "B was disturbed"),
+        ({"tg_samples": samples(128, (50.0, 51.0, 52.0)), "complete": False}, "B was interrupted"),
         ({"tg_samples": samples(128, (50.0, 51.0))}, "B is unstable"),
         ({"tg_samples": samples(128, (50.0,))}, "B is unstable"),
         ({"tg_samples": samples(128, (60.0, 20.0, 40.0))}, "B is unstable"),
     ],
 )
 def test_doubtful_runs_get_figures_and_no_verdict(changes: dict[str, object], reason: str) -> None:
-    """A disturbed or unstable run is shown beside the other, and what to think of it is left open, with the reason."""
+    """A disturbed, interrupted or unstable run is shown beside the other; what to think of it is left open."""
     writing = compare_runs(stored(), stored(**changes)).tests[1]
     assert writing.ratio > 0
     assert writing.verdict == "undecided"
