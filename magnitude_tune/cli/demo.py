@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from magnitude_tune.cli.options import ENGINE_PATH, JSON, OUTPUT, QUIET
+
+if TYPE_CHECKING:
+    from magnitude_tune.throughput.values import Basis
 
 EPILOG = """Examples:
 
@@ -26,6 +29,13 @@ inference_server:
   magnitude: 4.0
   max_ctx_size: 8192
 """
+
+
+_AGAIN: Final[dict[Basis, str]] = {
+    "measured": "A second resolve uses the measurement:",
+    "refined": "The run had other settings than an idle machine gets. A second resolve scales its prediction by it:",
+    "shipped": "The run was disturbed or unstable, so a second resolve does not use it:",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -59,7 +69,7 @@ def demo(
     )
     if not quiet:
         again = resolve_request(resolving).resolution
-        narrate("A second resolve uses the measurement.\n" + speed_text(again.predicted))
+        narrate(f"{_AGAIN[again.predicted.tg.basis]}\n{speed_text(again.predicted)}")
 
 
 def _prepare(folder: Path) -> Path:

@@ -8,6 +8,7 @@ from typing import Final
 
 from magnitude_tune.bench.findings import offloaded_bytes
 from magnitude_tune.bench.values import BenchResult, PromiseItem, Quantity
+from magnitude_tune.observations.statistics import summarise
 from magnitude_tune.observations.values import Disturbance, Measurement
 from magnitude_tune.pipeline.resolve import Resolved
 from magnitude_tune.report.resolution_text import finding_lines, rows_text
@@ -38,9 +39,24 @@ def bench_text(result: BenchResult, resolved: Resolved, stored: str | None) -> s
         _buffers(measurement),
         disturbance_text(measurement.disturbance),
         "\n".join(finding_lines((*resolved.resolution.findings, *result.findings))),
-        f"Stored as run {stored}: the next resolve here uses it where it is calm and complete." if stored else "",
+        f"Stored as run {stored}: {_use(measurement)}." if stored else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _use(measurement: Measurement) -> str:
+    """Whether the next resolve rests on this run, as `observations.evidence_for` decides."""
+    if not measurement.complete:
+        return "the next resolve does not use it, because it did not end"
+    if not measurement.disturbance.clean:
+        return "the next resolve does not use it, because it was disturbed"
+    rates = [[sample.rate for sample in samples] for samples in (measurement.pp_samples, measurement.tg_samples)]
+    stable = [bool(each) and summarise(each).stable for each in rates]
+    if all(stable):
+        return "the next resolve here uses it"
+    if any(stable):
+        return f"the next resolve here uses its {'pp' if stable[0] else 'tg'}; the other is not stable enough"
+    return "the next resolve does not use it, because its samples are too few or spread too far"
 
 
 def _title(resolved: Resolved, result: BenchResult) -> str:
