@@ -9,7 +9,7 @@ from typing import Any
 from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.fingerprint.cards import CardFacts, NvidiaCard, hidden_note, visible
 from magnitude_tune.fingerprint.device_table import KnownDevice, guessed_rates, known_device
-from magnitude_tune.fingerprint.nvidia_smi import ask_nvidia_smi
+from magnitude_tune.fingerprint.nvidia_smi import ask_nvidia_smi, cards_left_out
 from magnitude_tune.fingerprint.runner import CommandRunner
 from magnitude_tune.fingerprint.values import HOST_POOL, Device, Fact, Memory, Pool
 
@@ -23,7 +23,7 @@ _COMPUTE_SLICES = 7
 def read_nvidia(
     run: CommandRunner, memory: Memory, environment: Mapping[str, str], nvml: Any | None = None
 ) -> CardFacts:
-    """Ask NVML, or else `nvidia-smi`, for the devices, within a time limit.
+    """Ask NVML, or else `nvidia-smi`, for the devices, within a time limit: of a driver that hangs only one is asked.
 
     Args:
         run: runs the command.
@@ -48,8 +48,11 @@ def _listed(run: CommandRunner, nvml: Any | None) -> tuple[list[NvidiaCard], tup
     if nvml is not None:
         from magnitude_tune.fingerprint.nvml import ask_nvml
 
-        if cards := ask_nvml(nvml):
-            return cards, ()
+        try:
+            if cards := ask_nvml(nvml):
+                return cards, ()
+        except TimeoutError as error:
+            return [], (cards_left_out(str(error)),)
     return ask_nvidia_smi(run)
 
 

@@ -10,7 +10,7 @@ from magnitude_tune.fingerprint.cards import Bus, NvidiaCard
 from magnitude_tune.fingerprint.runner import CommandRunner
 from magnitude_tune.units import MIB
 
-__all__ = ["QUERY_SECONDS", "ask_nvidia_smi"]
+__all__ = ["QUERY_SECONDS", "ask_nvidia_smi", "cards_left_out"]
 
 QUERY_SECONDS: Final = 10.0
 """A driver without persistence mode takes seconds to wake; one that hangs must not hang us."""
@@ -42,20 +42,21 @@ def ask_nvidia_smi(run: CommandRunner) -> tuple[list[NvidiaCard], tuple[Finding,
         if completed.returncode == 127:
             return [], ()
         if completed.returncode is None:
-            return [], (_note(f"nvidia-smi did not answer within {QUERY_SECONDS:.0f} s"),)
+            return [], (cards_left_out(f"nvidia-smi did not answer within {QUERY_SECONDS:.0f} s"),)
         if completed.returncode == 0:
             rows = _rows(completed.stdout)
             unreadable = bool(completed.stdout.strip()) and not rows and "no devices" not in completed.stdout.lower()
-            notes = (_note("nvidia-smi gave an answer that cannot be read"),) if unreadable else ()
+            notes = (cards_left_out("nvidia-smi gave an answer that cannot be read"),) if unreadable else ()
             return _cards(rows, run), notes
         said = (completed.stdout + completed.stderr).strip().splitlines()
         problem = said[0][:200] if said else f"it ended with {completed.returncode}"
         if "no devices" in problem.lower():
             return [], ()
-    return [], (_note(f"nvidia-smi failed: {problem}"),)
+    return [], (cards_left_out(f"nvidia-smi failed: {problem}"),)
 
 
-def _note(message: str) -> Finding:
+def cards_left_out(message: str) -> Finding:
+    """That NVIDIA's cards could not be listed: `message` says why."""
     return Finding(
         Rule.PROBE_FAILED, f"{message}; NVIDIA cards are left out", fix="run nvidia-smi and see what it says"
     )

@@ -11,6 +11,9 @@ from magnitude_tune.fingerprint.cards import Bus, NvidiaCard
 __all__ = ["ask_nvml", "load_nvml"]
 
 ANSWER_SECONDS: Final = 10.0
+"""A driver without persistence mode takes seconds to wake, more with many cards: a shorter wait would plan a sound
+machine without them. It is waited for once: `nvidia-smi` asks the same driver, and is not asked after that."""
+
 _MOST_CARDS: Final = 64
 _MOST_INSTANCES: Final = 16
 _MOST_BYTES: Final = 1 << 50
@@ -29,6 +32,9 @@ def ask_nvml(nvml: Any) -> list[NvidiaCard] | None:
     """Cards in the bus's order, a divided one as its MIG instances; None where the library cannot say.
 
     The library runs in this process, so a driver that hangs is left behind in a thread after the time limit.
+
+    Raises:
+        TimeoutError: the driver did not answer within `ANSWER_SECONDS`.
     """
     answers: list[list[NvidiaCard]] = []
 
@@ -43,7 +49,11 @@ def ask_nvml(nvml: Any) -> list[NvidiaCard] | None:
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(ANSWER_SECONDS)
-    return answers[0] if answers else None
+    if answers:
+        return answers[0]
+    if thread.is_alive():
+        raise TimeoutError(f"NVML did not answer within {ANSWER_SECONDS:.0f} s")
+    return None
 
 
 def _cards(nvml: Any) -> list[NvidiaCard]:
