@@ -17,6 +17,9 @@ from magnitude_tune.storage import write_whole
 # Names come from files that strangers made: control characters must not reach a terminal.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
+# What JSON may hold as it is: the rest below U+0020 is escaped by `json` itself.
+_CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")
+
 __all__ = ["colour", "emit", "emit_json", "fail", "narrate"]
 
 
@@ -26,8 +29,10 @@ def emit(text: str, output: str | None) -> None:
 
 
 def emit_json(document: Mapping[str, object], output: str | None) -> None:
-    """Write one JSON object; not-a-number never gets in."""
-    _write(json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False), output)
+    """Write one JSON object; not-a-number never gets in, and control characters are escaped."""
+    text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False)
+    # Outside strings JSON is ASCII, so whatever is found here stands in a string, where an escape means the same.
+    _write(_CONTROL_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text), output)
 
 
 def _write(text: str, output: str | None) -> None:
