@@ -91,8 +91,9 @@ def measure_grid(
 ) -> tuple[tuple[Outcome, ...], bool]:
     """Measure the configurations in rounds; gives an outcome for each, and whether it was interrupted.
 
-    What the journal knows is not measured again. A configuration is kept as soon as it is finished. An interrupt
-    (KeyboardInterrupt) ends the measuring; the process that was under way then is lost, everything before is not.
+    What the journal knows is not measured again. A configuration is kept as soon as it is finished, and at the end as
+    incomplete where it has samples but no longer fits. An interrupt (KeyboardInterrupt) ends the measuring; the
+    process that was under way then is lost, everything before is not.
 
     Args:
         budget_seconds: for each configuration, over all its rounds; loading has its own time limit.
@@ -129,6 +130,8 @@ def measure_grid(
                     _take(state, take, journal, tell.of(state))
                     state.spent_seconds.append(clock() - began)
                 _keep_finished(state, journal, keep, stored)
+        for state in states:
+            _keep_part(state, journal, keep, stored)
     except KeyboardInterrupt:
         interrupted = True
     return tuple(_outcome(state, stored.get(state.configuration.point)) for state in states), interrupted
@@ -152,15 +155,33 @@ def _take(state: _State, take: Callable[[Subject, Report], Slice], journal: Jour
 def _keep_finished(
     state: _State, journal: Journal, keep: Callable[[Measurement, str], str | None], stored: dict[str, str | None]
 ) -> None:
-    point, subject = state.configuration
-    if state.finished and state.slices and point not in stored:
-        name = f"{journal.key} {point} {state.slices[0].started_at}"
-        run_id = hashlib.sha256(name.encode()).hexdigest()[:32]
-        stored[point] = keep(result_of(subject, state.slices).measurement, run_id)
+    point = state.configuration.point
+    if state.finished and (result := _result(state)) and point not in stored:
+        stored[point] = keep(result.measurement, _run_id(state, journal))
+
+
+def _keep_part(
+    state: _State, journal: Journal, keep: Callable[[Measurement, str], str | None], stored: dict[str, str | None]
+) -> None:
+    """What was measured of a configuration that will not be finished; the whole would be another run."""
+    if not state.finished and (result := _result(state)):
+        run_id = _run_id(state, journal, f" {len(state.slices)}")
+        stored[state.configuration.point] = keep(result.measurement, run_id)
+
+
+def _run_id(state: _State, journal: Journal, part: str = "") -> str:
+    name = f"{journal.key} {state.configuration.point} {state.slices[0].started_at}{part}"
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+def _result(state: _State) -> BenchResult | None:
+    if not state.slices:
+        return None
+    return result_of(state.configuration.subject, state.slices, finished=state.finished)
 
 
 def _outcome(state: _State, stored: str | None) -> Outcome:
-    result = result_of(state.configuration.subject, state.slices) if state.slices else None
+    result = _result(state)
     status: Status = "measured" if state.finished else "unfinished"
     reason = None
     if state.crashed is not None:

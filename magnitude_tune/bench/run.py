@@ -52,9 +52,13 @@ def run_bench(
     return result_of(subject, (taken,))
 
 
-def result_of(subject: Subject, slices: Sequence[Slice]) -> BenchResult:
-    """The result of one configuration from what its processes gave, one or more."""
-    measurement = _measurement(subject, slices)
+def result_of(subject: Subject, slices: Sequence[Slice], *, finished: bool = True) -> BenchResult:
+    """The result of one configuration from what its processes gave, one or more.
+
+    Args:
+        finished: False where more processes were meant to follow: the measurement is not complete then.
+    """
+    measurement = _measurement(subject, slices, finished=finished)
     ending = next((taken.ending for taken in slices if taken.ending), None)
     return BenchResult(
         measurement=measurement,
@@ -86,7 +90,7 @@ def _about_repacking(slices: Sequence[Slice]) -> tuple[Finding, ...]:
     return (Finding(Rule.ILLEGAL_INSTRUCTION_REMEMBERED, message, fix=fix, setting="repack"),)
 
 
-def _measurement(subject: Subject, slices: Sequence[Slice]) -> Measurement:
+def _measurement(subject: Subject, slices: Sequence[Slice], *, finished: bool) -> Measurement:
     header, engine, machine = subject.header, subject.engine, subject.machine
     first, magnitude = slices[0], subject.resolution.magnitude
     used_devices = [device for device in machine.devices if device.name in first.settings.devices]
@@ -114,7 +118,7 @@ def _measurement(subject: Subject, slices: Sequence[Slice]) -> Measurement:
         memory=_largest([taken.memory for taken in slices]),
         buffers=first.buffers,
         disturbance=combined([(taken.span_seconds, taken.disturbance) for taken in slices], pp.notes + tg.notes),
-        complete=all(taken.ending is None for taken in slices),
+        complete=finished and all(taken.ending is None for taken in slices),
         magnitude_requested=magnitude.requested,
         magnitude_executed=magnitude.executed,
         left_out=pp.left_out + tg.left_out,

@@ -137,6 +137,24 @@ def test_b34_memory_is_looked_at_before_each_launch(tmp_path: Path) -> None:
     ]
 
 
+def test_what_no_longer_fits_after_a_round_is_kept_as_incomplete(tmp_path: Path) -> None:
+    """Samples of the first round outlive the journal, and are no calibration."""
+    engines = Engines()
+    outcomes, _ = grid(
+        engines,
+        tmp_path,
+        1,
+        2,
+        shortage=lambda s: "full" if s.resolution.settings.n_threads == 2 and len(engines.opened) > 2 else None,
+    )
+    assert engines.opened == [1, 2, 1]
+    assert [(outcome.status, outcome.rounds) for outcome in outcomes] == [("measured", 2), ("no longer fits", 1)]
+    connection = sqlite3.connect(store_path())
+    found = connection.execute("SELECT DISTINCT run_id, complete FROM llama_bench ORDER BY complete").fetchall()
+    connection.close()
+    assert found == [(outcomes[1].stored, 0), (outcomes[0].stored, 1)]
+
+
 def test_the_remaining_time_is_told_and_sinks(tmp_path: Path) -> None:
     """Each report names its configuration and round; the time that is left goes down to less than one process."""
     told: list[Progress] = []
