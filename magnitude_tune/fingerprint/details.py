@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from magnitude_tune.fingerprint.values import Fact
+from magnitude_tune.fingerprint.fact import Fact
 
 __all__ = ["Cache", "Details", "Filesystem", "HugePages", "MemoryNode", "Pressure", "ThreadRate"]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal
 
 from magnitude_tune.findings import Finding
+from magnitude_tune.fingerprint.fact import Fact
 from magnitude_tune.magnitude import PoolKind, pool_floor
 
 if TYPE_CHECKING:
@@ -32,13 +33,6 @@ HOST_POOL: Final = "ram"
 """Name of the pool of this host's RAM, also where a GPU shares it."""
 
 EngineName = Literal["llama_cpp_python", "llama_server", "llama_bench", "served"]
-
-
-class Fact(NamedTuple):
-    """A number and where it comes from: `measured 2026-11-30`, `profile`, `device table`, `guessed`."""
-
-    value: float
-    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
