@@ -8,13 +8,13 @@ from typing import Final
 
 from magnitude_tune.errors import DoesNotFitError
 from magnitude_tune.fingerprint.values import Fingerprint
-from magnitude_tune.footprint.values import FootprintModel
+from magnitude_tune.footprint.values import FootprintModel, Term
 from magnitude_tune.magnitude import MAX_MAGNITUDE, SAFE_BAND, magnitude_of_threads, share
 from magnitude_tune.request import Request
 from magnitude_tune.resolver.advice import shown_magnitude
 from magnitude_tune.resolver.candidates import Base, Candidate, Shape, Table
 from magnitude_tune.resolver.choose import Limits
-from magnitude_tune.units import format_bytes
+from magnitude_tune.units import format_bytes, format_rate
 
 __all__ = ["refusal"]
 
@@ -54,10 +54,20 @@ def refusal(
         f"({format_bytes(pool.available_bytes)} available of {format_bytes(pool.total_bytes)}, "
         f"{format_bytes(pool.floor_bytes)} kept free); "
         f"the largest term is {largest.name} with {format_bytes(largest.reserved_bytes)}"
+        f"{_from_disk(largest, budget, machine)}"
     )
     return DoesNotFitError(
         what, hint=_nearest(table, base, m, limits, table_for) or _missing(needs - budget, pool.name)
     )
+
+
+def _from_disk(largest: Term, budget: float, machine: Fingerprint) -> str:
+    """What mapping the file all the same would come to: the part that memory does not hold is read for every token."""
+    missing = largest.reserved_bytes - max(0.0, budget)
+    if largest.name != "weights" or missing <= 0 or machine.disk_bandwidth is None:
+        return ""
+    rate = machine.disk_bandwidth.value / missing
+    return f"; mapped all the same, it would be read from the disk for every token: about {format_rate(rate)}"
 
 
 def _over_its_cap(base: Base, limits: Limits, footprint: FootprintModel) -> DoesNotFitError | None:

@@ -9,6 +9,7 @@ from resolver.stand_ins import A_MOE, PlainSpeed, a_header, a_machine, a_subject
 
 from magnitude_tune.errors import DoesNotFitError, UsageError
 from magnitude_tune.findings import Finding, Place, Rule
+from magnitude_tune.fingerprint.values import Fact
 from magnitude_tune.header.values import LayerKv
 from magnitude_tune.request import ALL_LAYERS, Pin, Request, Settings, Target
 from magnitude_tune.resolver.resolve import resolve
@@ -138,6 +139,17 @@ def test_nothing_fits_is_refused_with_numbers_and_a_way_out() -> None:
     resolve(a_subject(machine=machine), Request(n_ctx=n_ctx))
     with pytest.raises(DoesNotFitError):
         resolve(a_subject(machine=machine), Request(n_ctx=n_ctx + 256))
+
+
+def test_a_model_larger_than_memory_is_refused_with_its_disk_bound_speed() -> None:
+    """B87: 40 GB mapped into 32 GB of RAM thrashes the disk; the refusal says how slow that would be."""
+    machine = replace(a_machine(total=32 * GIB), disk_bandwidth=Fact(0.5e9, "profile"))
+    subject = a_subject(a_header(320), machine)
+    with pytest.raises(DoesNotFitError) as caught:
+        resolve(subject, Request())
+    missing = 321 * 128 * MIB - (1 - 2**-4) * 32 * GIB
+    rate = 0.5e9 / missing
+    assert f"it would be read from the disk for every token: about {rate:.2f} t/s" in caught.value.what
 
 
 def test_refusal_names_the_magnitude_that_would_do() -> None:
