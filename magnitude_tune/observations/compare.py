@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from magnitude_tune.errors import UsageError
 from magnitude_tune.observations.history import StoredRun, StoredTest, Timed
-from magnitude_tune.observations.statistics import Summary
+from magnitude_tune.observations.statistics import SIGMA_90, Summary
 
 __all__ = ["LEAST_NOISE", "Comparison", "Difference", "compare_runs", "noise_between_runs"]
 
@@ -19,7 +19,6 @@ Verdict = Literal["faster", "slower", "within noise", "undecided"]
 LEAST_NOISE: Final = 0.03
 """Differences up to this fraction are never called real: on a calm machine two runs of one setting differ as much."""
 
-_SIGMA_90: Final = 1.6449
 _LEAST_FREEDOM: Final = 3
 
 
@@ -110,7 +109,7 @@ def noise_between_runs(stored: Iterable[StoredRun]) -> dict[str, float]:
             squares[str(kind)] += variance(medians) * (len(medians) - 1)
             freedom[str(kind)] += len(medians) - 1
     return {
-        kind: max(LEAST_NOISE, math.expm1(_SIGMA_90 * math.sqrt(2 * squares[kind] / n)))
+        kind: max(LEAST_NOISE, math.expm1(SIGMA_90 * math.sqrt(2 * squares[kind] / n)))
         for kind, n in freedom.items()
         if n >= _LEAST_FREEDOM
     }

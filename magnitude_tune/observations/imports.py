@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
@@ -14,8 +13,8 @@ from magnitude_tune.observations.cells import column, listed, real, whole
 from magnitude_tune.observations.foreign import ForeignRows
 from magnitude_tune.observations.llama_bench import COLUMNS
 from magnitude_tune.observations.schema import connect
-from magnitude_tune.observations.statistics import Summary, summarise
-from magnitude_tune.observations.store import opened
+from magnitude_tune.observations.statistics import SIGMA_90, Summary, summarise
+from magnitude_tune.observations.store import insert_row, opened
 
 __all__ = ["Imported", "store_imported"]
 
@@ -26,7 +25,6 @@ _MAX_SAMPLES: Final = 1_000
 _MAX_SAMPLES_IN_ALL: Final = 50_000
 _MAX_COUNT: Final = 2**31 - 1
 _MAX_SECONDS: Final = 1e7
-_SIGMA_90: Final = 1.6449
 _SECONDS_OF: Final[Mapping[str, Callable[[float, int], float]]] = {
     "samples_ns": lambda nanoseconds, _: nanoseconds / 1e9,
     "samples_ts": lambda rate, n_tokens: n_tokens / rate,
@@ -96,15 +94,9 @@ def _insert(runs: Mapping[str, Sequence[Row]]) -> tuple[str, ...]:
                 continue
             new.append(run_id)
             for row in rows:
-                _insert_row(connection, row | {"run_id": run_id})
+                insert_row(connection, row | {"run_id": run_id})
         connection.execute("COMMIT")
     return tuple(new)
-
-
-def _insert_row(connection: sqlite3.Connection, row: Row) -> None:
-    # Column names are this package's own constants; values are bound.
-    columns, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
-    connection.execute(f"INSERT INTO llama_bench ({columns}) VALUES ({marks})", row)  # noqa: S608
 
 
 def _grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -203,7 +195,7 @@ def _figures(row: Row, seconds: tuple[float, ...], n_tokens: int) -> Row:
         mean, spread = _mean(row, n_tokens)
         mean_ns = n_tokens * 1e9 / mean
         spread_ns = mean_ns * spread / mean
-        low, high = max(0.0, mean - _SIGMA_90 * spread), mean + _SIGMA_90 * spread
+        low, high = max(0.0, mean - SIGMA_90 * spread), mean + SIGMA_90 * spread
         summary = Summary(median=mean, low=low, high=high, n=0, variation=spread / mean)
     return {
         "avg_ts": mean,

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Final
 
-__all__ = ["MAX_VARIATION", "MIN_SAMPLES", "Summary", "differ", "summarise", "summarise_sum", "variation"]
+__all__ = ["MAX_VARIATION", "MIN_SAMPLES", "SIGMA_90", "Summary", "differ", "summarise", "summarise_sum", "variation"]
 
 MIN_SAMPLES: Final = 3
 """Fewer samples than this carry no verdict and are no calibration."""
 
 MAX_VARIATION: Final = 0.10
 """Samples that spread more than this (coefficient of variation) carry no verdict and are no calibration."""
+
+SIGMA_90: Final = 1.6449
+"""Half the width, in standard deviations, of the middle 90 % of a normal distribution."""
 
 _COVERAGE: Final = 0.90
 # Student's t at 95 %, for 2, 3 and 4 samples. Even the whole range of so few holds the median less than 90 % of the

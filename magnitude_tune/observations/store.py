@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +19,7 @@ from magnitude_tune.throughput.values import Evidence
 if TYPE_CHECKING:
     from magnitude_tune.observations.values import Measurement
 
-__all__ = ["copy_store", "evidence_for", "opened", "store", "store_path"]
+__all__ = ["copy_store", "evidence_for", "insert_row", "opened", "store", "store_path"]
 
 _MOST_RUNS: Final = 200
 
@@ -51,11 +51,15 @@ def store(measurement: Measurement, run_id: str | None = None) -> str | None:
         if known and connection.execute("SELECT 1 FROM llama_bench WHERE run_id = ?", (run_id,)).fetchone():
             rows = ()
         for row in rows:
-            # Column names are this package's own constants; values are bound.
-            columns, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
-            connection.execute(f"INSERT INTO llama_bench ({columns}) VALUES ({marks})", row)  # noqa: S608
+            insert_row(connection, row)
         connection.execute("COMMIT")
     return run_id
+
+
+def insert_row(connection: sqlite3.Connection, row: Mapping[str, object]) -> None:
+    """Insert one row; its names are columns of the table, this package's own constants."""
+    columns, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
+    connection.execute(f"INSERT INTO llama_bench ({columns}) VALUES ({marks})", row)  # noqa: S608 - values are bound
 
 
 def evidence_for(
