@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from magnitude_tune.findings import Finding, Rule
-from magnitude_tune.fingerprint.cards import CardFacts, cards_in_tree
+from magnitude_tune.fingerprint.cards import AMD, INTEL, KFD_NODES, NVIDIA, CardFacts, cards_in_tree
 from magnitude_tune.fingerprint.host import is_wsl, system_name
 from magnitude_tune.fingerprint.runner import CommandRunner, run_command
 from magnitude_tune.fingerprint.tree import Tree
@@ -18,12 +18,8 @@ from magnitude_tune.units import MIB
 
 __all__ = ["read_accelerators"]
 
-_AMD: Final = "0x1002"
-_INTEL: Final = "0x8086"
-_NVIDIA: Final = "0x10de"
 # The driver's files: on a host, in a container, under WSL, on a Jetson.
 _NVIDIA_DRIVER: Final = ("proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg", "dev/nvhost-gpu", "sys/module/nvgpu")
-_KFD_NODES: Final = "sys/class/kfd/kfd/topology/nodes"
 _WSL_HEADROOM_BYTES: Final = 512 * MIB
 
 
@@ -42,11 +38,11 @@ def read_accelerators(tree: Tree, facts: Mapping[str, str], run: CommandRunner |
         return read_apple(facts, run or run_command, memory)
     environment = os.environ if tree.live else {}
     found = _nvidia(tree, run, memory, environment)
-    if cards_in_tree(tree, _AMD) or tree.children(_KFD_NODES):
+    if cards_in_tree(tree, AMD) or tree.children(KFD_NODES):
         from magnitude_tune.fingerprint.amd import read_amd
 
         found = _joined(found, read_amd(tree, run or (run_command if tree.live else None), memory, environment))
-    if cards_in_tree(tree, _INTEL):
+    if cards_in_tree(tree, INTEL):
         from magnitude_tune.fingerprint.intel import read_intel
 
         n_vulkan = sum(device.backend == "vulkan" for device in found.devices)
@@ -77,7 +73,7 @@ def _is_there(tree: Tree, path: str) -> bool:
 
 def _may_have_nvidia(tree: Tree) -> bool:
     """Where no driver shows: on Windows the command says, and a card without its driver has `nvidia-smi` say why."""
-    return sys.platform == "win32" or bool(cards_in_tree(tree, _NVIDIA))
+    return sys.platform == "win32" or bool(cards_in_tree(tree, NVIDIA))
 
 
 def _nvml() -> Any | None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.fingerprint.cards import (
+    AMD,
+    KFD_NODES,
     Bus,
     CardFacts,
     bus_in_tree,
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["read_amd"]
 
-_VENDOR: Final = "0x1002"
-_KFD_NODES: Final = "sys/class/kfd/kfd/topology/nodes"
 # The system's list, or that of AMD's own packages.
 _NAME_LISTS: Final = ("usr/share/libdrm/amdgpu.ids", "opt/amdgpu/share/libdrm/amdgpu.ids")
 _MOST_NODES: Final = 256
@@ -80,7 +80,7 @@ def read_amd(tree: Tree, run: CommandRunner | None, memory: Memory, environment:
         environment: `ROCR_VISIBLE_DEVICES`, `HIP_VISIBLE_DEVICES` and `CUDA_VISIBLE_DEVICES` decide what engines see.
     """
     nodes = _nodes(tree)
-    cards = [_read(tree, folder, nodes) for folder in cards_in_tree(tree, _VENDOR)]
+    cards = [_read(tree, folder, nodes) for folder in cards_in_tree(tree, AMD)]
     if run is not None and (any(card.vram_bytes is None for card in cards) if cards else nodes):
         cards = _with_smi(cards, run)
     of_rocm = sorted((card for card in cards if card.node is not None), key=lambda card: card.node or 0)
@@ -106,8 +106,8 @@ def read_amd(tree: Tree, run: CommandRunner | None, memory: Memory, environment:
 
 def _nodes(tree: Tree) -> list[_Node]:
     found = []
-    for name in tree.children(_KFD_NODES)[:_MOST_NODES]:
-        text = tree.text(f"{_KFD_NODES}/{name}/properties") or ""
+    for name in tree.children(KFD_NODES)[:_MOST_NODES]:
+        text = tree.text(f"{KFD_NODES}/{name}/properties") or ""
         figures = {key: int(value) for key, value in re.findall(r"^(\w{1,40}) ([0-9]{1,20})$", text, re.M | re.ASCII)}
         version = figures.get("gfx_target_version", 0)
         if not re.fullmatch(r"[0-9]{1,4}", name, re.ASCII) or not 0 < version < 10**7 or not figures.get("simd_count"):

@@ -10,7 +10,26 @@ from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.fingerprint.tree import Tree
 from magnitude_tune.fingerprint.values import Device, Fact, Pool
 
-__all__ = ["Bus", "CardFacts", "NvidiaCard", "bus_in_tree", "cards_in_tree", "hidden_note", "pci_name", "visible"]
+__all__ = [
+    "AMD",
+    "INTEL",
+    "KFD_NODES",
+    "NVIDIA",
+    "Bus",
+    "CardFacts",
+    "NvidiaCard",
+    "bus_in_tree",
+    "cards_in_tree",
+    "hidden_note",
+    "pci_name",
+    "visible",
+]
+
+AMD: Final = "0x1002"
+INTEL: Final = "0x8086"
+NVIDIA: Final = "0x10de"
+KFD_NODES: Final = "sys/class/kfd/kfd/topology/nodes"
+"""The compute topology of AMD's driver; processors are nodes of it too."""
 
 # Bytes per second and lane, both ends' encoding taken off (PCI-SIG base specifications 1.0 to 6.0).
 _LANE_RATES: Final = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}

@@ -6,7 +6,7 @@ import re
 from typing import Final, NamedTuple
 
 from magnitude_tune.findings import Finding, Rule
-from magnitude_tune.fingerprint.cards import Bus, CardFacts, bus_in_tree, cards_in_tree, pci_name
+from magnitude_tune.fingerprint.cards import INTEL, Bus, CardFacts, bus_in_tree, cards_in_tree, pci_name
 from magnitude_tune.fingerprint.device_table import KnownDevice, guessed_rates, known_device
 from magnitude_tune.fingerprint.tree import Tree
 from magnitude_tune.fingerprint.values import HOST_POOL, Device, Memory, Pool
@@ -14,7 +14,6 @@ from magnitude_tune.units import GIB
 
 __all__ = ["read_intel"]
 
-_VENDOR: Final = "0x8086"
 _MOST_BYTES: Final = 1 << 44
 _MEMORY_BAR: Final = 2
 """The PCI window that shows a card's memory: all of it where the window can be resized."""
@@ -39,9 +38,7 @@ def read_intel(tree: Tree, memory: Memory, *, first: int = 0) -> CardFacts:
         memory: the host's memory, which integrated graphics share.
         first: the number of the first one: Vulkan counts the devices of all vendors together.
     """
-    cards = sorted(
-        (_read(tree, folder) for folder in cards_in_tree(tree, _VENDOR)), key=lambda card: not card.own_bytes
-    )
+    cards = sorted((_read(tree, folder) for folder in cards_in_tree(tree, INTEL)), key=lambda card: not card.own_bytes)
     devices: list[Device] = []
     pools: list[Pool] = []
     notes: list[Finding] = []

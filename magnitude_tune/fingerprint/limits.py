@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from magnitude_tune.findings import Finding, Rule
-from magnitude_tune.fingerprint.tree import Tree, parse_cpu_list
+from magnitude_tune.fingerprint.tree import Tree
 from magnitude_tune.fingerprint.values import Memory
 from magnitude_tune.units import MIB, format_bytes
 
@@ -50,8 +50,7 @@ def keep_to_nodes(memory: Memory, tree: Tree) -> Memory:
     names = [name for name in tree.children(_NODES) if re.fullmatch(r"node[0-9]{1,5}", name)]
     if len(names) < 2:
         return memory
-    listed = re.search(r"^Mems_allowed_list:\s*(\S+)", tree.text("proc/self/status") or "", re.MULTILINE)
-    allowed = parse_cpu_list(listed[1]) if listed else frozenset()
+    allowed = tree.allowed_nodes() or frozenset()
     bound = [name for name in names if int(name[4:]) in allowed]
     if not bound or len(bound) == len(names):
         return memory

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from magnitude_tune.fingerprint.details import Cache, MemoryNode
 from magnitude_tune.fingerprint.topology import Topology, cores_of, performance_cpus
-from magnitude_tune.fingerprint.tree import Tree, parse_cpu_list
+from magnitude_tune.fingerprint.tree import Tree
 
 __all__ = ["Structure", "cpu_list", "read_caches", "read_memory_nodes", "read_structure"]
 
@@ -77,8 +77,7 @@ def _size(text: str | None) -> int | None:
 
 def read_memory_nodes(tree: Tree, topology: Topology) -> tuple[MemoryNode, ...]:
     """Every memory node, also those without CPUs; empty where the kernel lists none."""
-    listed = re.search(r"^Mems_allowed_list:\s*(\S+)", tree.text("proc/self/status") or "", re.MULTILINE)
-    allowed = parse_cpu_list(listed[1]) if listed else None
+    allowed = tree.allowed_nodes()
     nodes = []
     for name in tree.children(_NODES):
         found = re.fullmatch(r"node([0-9]{1,4})", name)

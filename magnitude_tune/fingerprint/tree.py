@@ -55,6 +55,11 @@ class Tree:
         """The CPUs of a list such as `0-3,8`; empty where there is none."""
         return parse_cpu_list(self.word(path) or "")
 
+    def allowed_nodes(self) -> frozenset[int] | None:
+        """The memory nodes that a cpuset lets this process allocate from; None where the kernel does not say."""
+        listed = re.search(r"^Mems_allowed_list:\s*(\S+)", self.text("proc/self/status") or "", re.MULTILINE)
+        return parse_cpu_list(listed[1]) if listed else None
+
     def children(self, path: str) -> tuple[str, ...]:
         """Names in a folder, sorted; empty where it cannot be read."""
         try:
