@@ -147,7 +147,7 @@ def test_mapped_pages_of_offloaded_tensors_may_show(
 
 
 def test_b37_an_unstable_run_has_no_verdict(subject: Subject, session: FakeSession, watch_with: WatchWith) -> None:
-    """Rates that spread by more than a tenth give figures but no verdict."""
+    """B37: Rates that spread by more than a tenth give figures but no verdict."""
     session.tg_rates = [30.0, 50.0, 40.0] * 10
     item = measured(subject, session, watch_with()).promise.item("tg")
     assert item.verdict == "undecided"
@@ -323,7 +323,7 @@ def test_offload_is_confirmed_from_the_buffer_lines(
 def test_b67_a_run_that_heats_up_is_a_finding_with_its_sustained_rate(
     subject: Subject, session: FakeSession, watch_with: WatchWith
 ) -> None:
-    """The report's falling samples give drift, peak and sustained rate."""
+    """B67: The report's falling samples give drift, peak and sustained rate."""
     steady = measured(subject, session, watch_with()).measurement
     falling = tuple(Sample(128, 128 / rate) for rate in (21.09, 18.93, 18.78, 17.46, 18.05))
     (finding,) = run_findings(replace(steady, tg_samples=falling))

@@ -40,7 +40,7 @@ def test_wide_samples_go_on_until_the_most_attempts() -> None:
 
 
 def test_b37_warm_up_is_dropped_and_kept_apart() -> None:
-    """The cold first sample is no part of the figures, and two warm ones are not yet enough."""
+    """B37: The cold first sample is no part of the figures, and two warm ones are not yet enough."""
     series = series_of(50.9, 69.5, 70.0)
     assert rates(series) == [69.5, 70.0]
     assert [(left.reason, round(left.sample.rate, 6)) for left in series.left_out] == [("warm-up", 50.9)]

@@ -18,7 +18,7 @@ rates = st.lists(st.floats(min_value=0.1, max_value=1e5), min_size=1, max_size=2
 
 
 def test_b67_a_run_that_heats_up_states_its_drift_and_sustained_rate() -> None:
-    """The report's samples fall by 14.4 % and end at 17.8 tokens/s: heat or a power limit is suspected."""
+    """B67: The report's samples fall by 14.4 % and end at 17.8 tokens/s: heat or a power limit is suspected."""
     seen = drift([21.09, 18.93, 18.78, 17.46, 18.05])
     assert seen.fraction == pytest.approx(0.144, abs=5e-4)
     assert seen.sustained == pytest.approx(17.8, abs=0.05)
@@ -54,12 +54,12 @@ def test_no_heat_is_suspected_without_a_lasting_fall(steady: list[float]) -> Non
     ],
 )
 def test_b37_the_cold_first_run_is_warm_up(samples: list[float], expected: int) -> None:
-    """Leading samples far below every later one are warm-up; a slow one later, or one of two, is not."""
+    """B37: Leading samples far below every later one are warm-up; a slow one later, or one of two, is not."""
     assert warm_up_count(samples) == expected
 
 
 def test_b37_the_spread_of_a_cold_run_is_unstable() -> None:
-    """Left in, the cold sample of the report spreads the series by two thirds, and there is no verdict."""
+    """B37: Left in, the cold sample of the report spreads the series by two thirds, and there is no verdict."""
     summary = summarise([5300.0, 35100.0, 35300.0])
     assert summary.variation == pytest.approx(17262 / 25233, rel=1e-3)
     assert not summary.stable

@@ -175,7 +175,7 @@ def test_b68_rates_over_zero_time_are_no_figures() -> None:
 
 
 def test_b37_a_cold_first_run_is_imported_as_unstable() -> None:
-    """Samples 5300, 35100, 35300 come in with their median, and marked: no verdict rests on them."""
+    """B37: Samples 5300, 35100, 35300 come in with their median, and marked: no verdict rests on them."""
     run = only_run(json.dumps(row(**PROMPT | {"samples_ns": None, "samples_ts": [5300.0, 35100.0, 35300.0]})))
     (test,) = run.tests
     assert test.summary.median == pytest.approx(35100)
@@ -183,7 +183,7 @@ def test_b37_a_cold_first_run_is_imported_as_unstable() -> None:
 
 
 def test_b67_a_sinking_run_keeps_the_order_of_its_samples() -> None:
-    """The report's samples come in one by one in their order, so that a decline can be seen."""
+    """B67: The report's samples come in one by one in their order, so that a decline can be seen."""
     sinking = [21.09, 18.93, 18.78, 17.46, 18.05]
     run = only_run(json.dumps(row(samples_ns=None, samples_ts=sinking)))
     assert [sample.rate for sample in run.tests[0].samples] == pytest.approx(sinking)

@@ -128,7 +128,7 @@ def test_evidence_is_of_the_same_model_machine_engine_and_build(subject: tuple[s
 
 
 def test_b37_a_cold_unstable_run_is_no_calibration() -> None:
-    """Samples that spread by two thirds are stored and not used; the stable test of the same run still is."""
+    """B37: Samples that spread by two thirds are stored and not used; the stable test of the same run still is."""
     store(measurement(pp_samples=samples(512, (5300.0, 35100.0, 35300.0))))
     (found,) = evidence_for("model", "machine", "llama_cpp_python", "0.3.36")
     assert found.pp is None
