@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -73,19 +74,21 @@ class Journal:
             self._path.unlink()
 
     def load(self, now: float) -> bool:
-        """Read what is there; False where nothing of it can be used."""
+        """Read what is there; False where nothing of it can be used.
+
+        The last line's time counts, not the first one's: a grid may take longer than a day itself. A clock that was
+        set back makes nothing old.
+        """
+        if now - os.fstat(self._stream.fileno()).st_mtime > RESUMED_FOR_SECONDS:
+            return False
         content = self._stream.read(_MOST_BYTES)
         head, *lines = content.split(b"\n")
-        document = _object(head)
-        begun = document.get("begun_at")
-        if document.get("schema") != _SCHEMA or not isinstance(begun, int | float):
-            return False
-        if not 0 <= now - begun <= RESUMED_FOR_SECONDS:
+        if _object(head).get("schema") != _SCHEMA:
             return False
         for line in lines:
             self._read(_object(line))
         if not content.endswith(b"\n"):
-            self._stream.write(b"\n")
+            _append(self._stream, self._path, b"\n")
         return True
 
     def _read(self, document: Mapping[str, Any]) -> None:
@@ -125,7 +128,7 @@ def open_journal(key: str, *, clock: Callable[[], float] = time.time) -> Iterato
         if not journal.load(clock()):
             stream.truncate(0)
             journal = Journal(path, stream)
-            _write(stream, path, {"schema": _SCHEMA, "begun_at": clock()})
+            _write(stream, path, {"schema": _SCHEMA})
         yield journal
 
 
@@ -146,11 +149,21 @@ def _lock(stream: IO[bytes], path: Path) -> None:
 
 
 def _write(stream: IO[bytes], path: Path, document: Mapping[str, object]) -> None:
+    _append(stream, path, json.dumps(document, separators=(",", ":")).encode() + b"\n")
+
+
+def _append(stream: IO[bytes], path: Path, line: bytes) -> None:
+    """All of it or nothing: a disk that gets full takes a part of the line and says so by its length only."""
     try:
-        stream.write(json.dumps(document, separators=(",", ":")).encode() + b"\n")
+        before = os.fstat(stream.fileno()).st_size
+        whole = stream.write(line) == len(line)
+        if not whole:
+            stream.truncate(before)
         os.fsync(stream.fileno())
     except OSError as error:
         raise _unwritable(error, path) from error
+    if not whole:
+        raise _unwritable(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path)
 
 
 def _unwritable(error: OSError, path: Path) -> UsageError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 from bench.grid_stand_ins import KEY, Engines, configurations, grid
 
-from magnitude_tune.bench.journal import RESUMED_FOR_SECONDS, open_journal
+from magnitude_tune.bench.journal import RESUMED_FOR_SECONDS, Journal, open_journal
 from magnitude_tune.bench.values import Ending, Progress
 from magnitude_tune.engines.crashes import engine_crash
 from magnitude_tune.errors import UsageError
@@ -199,15 +201,41 @@ def test_a_journal_of_another_shape_is_passed_over(tmp_path: Path, spoil: Callab
 
 
 def test_after_a_day_a_grid_begins_anew() -> None:
-    """What was measured more than a day ago is no part of today's comparison; nor is what lies in the future."""
+    """A day counts from the last line, however long ago the grid began; a clock that was set back loses nothing."""
     (configuration,) = configurations(1)
     settings = configuration.subject.resolution.settings
-    with open_journal(KEY, clock=lambda: 1000.0) as journal:
+    # The journal was begun at some other time: only the time of its last line counts.
+    with open_journal(KEY, clock=lambda: 0.0) as journal:
         journal.add(configuration.point, settings, Ending("crashed", "it died", None))
-    with open_journal(KEY, clock=lambda: 1000.0 + RESUMED_FOR_SECONDS) as journal:
-        assert journal.failure(configuration.point, settings) is not None
-    with open_journal(KEY, clock=lambda: 1001.0 + RESUMED_FOR_SECONDS) as journal:
-        assert journal.failure(configuration.point, settings) is None
+    path = data_dir() / "grids" / f"{KEY}.jsonl"
+    for now, known in (
+        (1e9, True),
+        (1e9 - 10 * RESUMED_FOR_SECONDS, True),
+        (1e9 + RESUMED_FOR_SECONDS, True),
+        (1e9 + RESUMED_FOR_SECONDS + 1, False),
+    ):
+        os.utime(path, (1e9, 1e9))
+        with open_journal(KEY, clock=lambda now=now: now) as journal:  # type: ignore[misc]
+            assert (journal.failure(configuration.point, settings) is not None) is known
+
+
+class _FullDisk(io.FileIO):
+    """A file on a disk with room for half a line more."""
+
+    def write(self, line: bytes) -> int:  # type: ignore[override]
+        return super().write(line[: len(line) // 2])
+
+
+def test_a_line_that_is_written_in_part_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    """A full disk takes a part of a line without an error of its own."""
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"schema":1}\n')
+    (configuration,) = configurations(1)
+    with _FullDisk(path, "a+") as stream, pytest.raises(UsageError, match="cannot keep the grid's journal"):
+        Journal(path, stream).add(  # type: ignore[arg-type]
+            configuration.point, configuration.subject.resolution.settings, Ending("crashed", "it died", None)
+        )
+    assert path.read_bytes() == b'{"schema":1}\n'
 
 
 def test_a_point_that_is_planned_otherwise_now_is_measured_again(tmp_path: Path) -> None:
