@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -117,7 +116,7 @@ def _show_comparison(question: StoreQuestion) -> None:
 
 
 def _export(question: StoreQuestion) -> None:
-    from magnitude_tune.cli.console import emit
+    from magnitude_tune.cli.console import emit, emit_json
     from magnitude_tune.errors import UsageError
 
     if question.export not in FORMATS:
@@ -133,7 +132,7 @@ def _export(question: StoreQuestion) -> None:
 
         emit(history_csv(rows), question.output)
     else:
-        emit(json.dumps(rows, indent=2, allow_nan=False, ensure_ascii=False), question.output)
+        emit_json(rows, question.output)
 
 
 def _export_copy(question: StoreQuestion) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,8 +28,8 @@ def emit(text: str, output: str | None) -> None:
     _write(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text), output)
 
 
-def emit_json(document: Mapping[str, object], output: str | None) -> None:
-    """Write one JSON object; not-a-number never gets in, and control characters are escaped."""
+def emit_json(document: Mapping[str, object] | Sequence[Mapping[str, object]], output: str | None) -> None:
+    """Write one JSON document; not-a-number never gets in, and control characters are escaped."""
     text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False)
     # Outside strings JSON is ASCII, so whatever is found here stands in a string, where an escape means the same.
     _write(_CONTROL_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text), output)

@@ -118,6 +118,14 @@ def test_unlike_runs_are_refused(three_runs: list[str], changes: dict[str, objec
     assert f"cannot be compared: {named}: " in done.stderr
 
 
+def test_exported_json_holds_names_as_they_are() -> None:
+    """A control character in a stranger's name is escaped, not replaced."""
+    store(measurement(model_type="modèle\x9b\x1b[2J"))
+    done = run("bench", "--export", "json")
+    assert "modèle\\u009b\\u001b[2J" in done.stdout
+    assert {row["model_type"] for row in json.loads(done.stdout)} == {"modèle\x9b\x1b[2J"}
+
+
 def test_export_and_import_are_each_others_way_back(
     three_runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
