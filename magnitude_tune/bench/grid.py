@@ -20,10 +20,10 @@ from magnitude_tune.bench.launch import Subject
 from magnitude_tune.bench.run import result_of, series_of
 from magnitude_tune.bench.taking import Opener, take_slice
 from magnitude_tune.bench.values import BenchResult, Ending, Progress, Report, Slice
-from magnitude_tune.errors import EngineError
+from magnitude_tune.errors import EngineError, UsageError
 from magnitude_tune.observations.values import Measurement
 
-__all__ = ["ROUNDS", "Configuration", "Outcome", "Status", "measure_grid"]
+__all__ = ["ROUNDS", "Configuration", "Grid", "Outcome", "Status", "measure_grid"]
 
 ROUNDS: Final = 3
 """Each takes a third of a configuration's budget; from the second on, one that is known well enough is left out."""
@@ -53,6 +53,14 @@ class Outcome(NamedTuple):
     rounds: int
     reason: str | None = None
     stored: str | None = None
+
+
+class Grid(NamedTuple):
+    """What came of each configuration, whether it was interrupted, and why it could not be kept, if so."""
+
+    outcomes: tuple[Outcome, ...]
+    interrupted: bool
+    problem: UsageError | None
 
 
 @dataclass(slots=True)
@@ -88,12 +96,14 @@ def measure_grid(
     report: Report = lambda _: None,
     watch: Watch | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> tuple[tuple[Outcome, ...], bool]:
-    """Measure the configurations in rounds; gives an outcome for each, and whether it was interrupted.
+) -> Grid:
+    """Measure the configurations in rounds; gives an outcome for each, and what ended it early.
 
     What the journal knows is not measured again. A configuration is kept as soon as it is finished, and at the end as
     incomplete where it has samples but no longer fits. An interrupt (KeyboardInterrupt) ends the measuring; the
     process that was under way then is lost, everything before is not.
+
+    A store or a journal that cannot be written ends it too, with the problem beside what was measured until then.
 
     Args:
         budget_seconds: for each configuration, over all its rounds; loading has its own time limit.
@@ -111,7 +121,7 @@ def measure_grid(
     ]
     stored: dict[str, str | None] = {}
     tell = _Teller(states, report, budget_seconds)
-    interrupted = False
+    interrupted, problem = False, None
 
     def take(subject: Subject, report: Report) -> Slice:
         budget = budget_seconds / ROUNDS
@@ -134,7 +144,11 @@ def measure_grid(
             _keep_part(state, journal, keep, stored)
     except KeyboardInterrupt:
         interrupted = True
-    return tuple(_outcome(state, stored.get(state.configuration.point)) for state in states), interrupted
+    except UsageError as error:
+        # What was measured is worth more than where it is kept.
+        problem = error
+    outcomes = tuple(_outcome(state, stored.get(state.configuration.point)) for state in states)
+    return Grid(outcomes, interrupted, problem)
 
 
 def _take(state: _State, take: Callable[[Subject, Report], Slice], journal: Journal, report: Report) -> None:
@@ -148,8 +162,8 @@ def _take(state: _State, take: Callable[[Subject, Report], Slice], journal: Jour
         return
     if taken.ending is not None and taken.ending.kind == "interrupted":
         raise KeyboardInterrupt
-    journal.add(point, subject.resolution.settings, taken)
     state.slices.append(taken)
+    journal.add(point, subject.resolution.settings, taken)
 
 
 def _keep_finished(

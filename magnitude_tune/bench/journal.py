@@ -8,18 +8,19 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 from magnitude_tune.bench.values import Ending, Slice
 from magnitude_tune.errors import UsageError
 from magnitude_tune.request import Settings
+from magnitude_tune.resolver.values import Resolution
 from magnitude_tune.storage import data_dir
 
-__all__ = ["RESUMED_FOR_SECONDS", "Journal", "grid_key", "open_journal"]
+__all__ = ["RESUMED_FOR_SECONDS", "Journal", "Plans", "grid_key", "open_journal"]
 
 RESUMED_FOR_SECONDS: Final = 24 * 3600.0
 """A grid that was interrupted longer ago is measured anew: the machine may be another by now."""
@@ -33,6 +34,16 @@ def grid_key(facts: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
+class Plans(NamedTuple):
+    """What a grid was begun with: each point's plan, as far as measuring needs it, and points that were left out.
+
+    A plan follows the free memory and the busy cores of its moment, so a later one may be another for the same point.
+    """
+
+    plans: Mapping[str, Resolution]
+    left_out: Sequence[tuple[str, str, str]]
+
+
 class Journal:
     """What was measured so far of one grid, one line a process, each written through to the disk.
 
@@ -43,11 +54,31 @@ class Journal:
         self._path, self._stream = path, stream
         self._slices: dict[tuple[str, str], list[Slice]] = {}
         self._failures: dict[tuple[str, str], Ending] = {}
+        self._plans: Plans | None = None
 
     @property
     def key(self) -> str:
         """The grid's name."""
         return self._path.stem
+
+    @property
+    def plans(self) -> Plans | None:
+        """What the grid was begun with, if something of it was measured: there is nothing to go on with otherwise."""
+        return self._plans if self._slices or self._failures else None
+
+    def begin(self, begun: Plans) -> None:
+        """Keep what the grid is begun with; the last one counts.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        plans = {
+            point: plan._replace(reasons=(), given_up=(), findings=(), log_lines=(), curve=())
+            for point, plan in begun.plans.items()
+        }
+        self._plans = Plans(plans, begun.left_out)
+        document = {"begun": json.loads(_adapter("begun").dump_json(self._plans))}
+        _write(self._stream, self._path, document)
 
     def slices(self, point: str, planned: Settings) -> tuple[Slice, ...]:
         """What was measured at that point of the grid; nothing if it was planned with other settings then."""
@@ -92,6 +123,10 @@ class Journal:
         return True
 
     def _read(self, document: Mapping[str, Any]) -> None:
+        if "begun" in document:
+            self._plans = None
+            with contextlib.suppress(ValueError):
+                self._plans = _adapter("begun").validate_json(json.dumps(document["begun"]))
         point, planned = document.get("point"), document.get("planned")
         if not isinstance(point, str) or not isinstance(planned, str):
             return
@@ -187,4 +222,5 @@ def _text(settings: Settings) -> str:
 def _adapter(kind: str) -> Any:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(Slice if kind == "slice" else Ending)
+    kinds = {"slice": Slice, "failure": Ending, "begun": Plans}
+    return TypeAdapter(kinds[kind])

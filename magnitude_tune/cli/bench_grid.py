@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -12,7 +13,7 @@ import typer
 from magnitude_tune.cli.options import SETTINGS
 
 if TYPE_CHECKING:
-    from magnitude_tune.bench.grid import Configuration, Outcome
+    from magnitude_tune.bench.grid import Configuration, Grid, Outcome
     from magnitude_tune.bench.journal import Journal
     from magnitude_tune.bench.run import Opener
     from magnitude_tune.cli.bench_one import BenchOptions
@@ -115,8 +116,9 @@ def bench_grid(axes: Sequence[Axis], options: BenchOptions) -> None:
     end is measured anew.
 
     Raises:
-        UsageError: a value that a setting cannot have; another process measures the same grid.
-        DoesNotFitError: no combination fits.
+        UsageError: a value that a setting cannot have; another process measures the same grid; after what was
+            measured is shown, a store or journal that cannot be written.
+        DoesNotFitError: no combination fits, or none any more when it is about to be launched.
         EngineError: a configuration crashed; the others were measured, and all are shown before.
     """
     from magnitude_tune.cli.bench_one import RepackingCrashes, open_as_planned
@@ -125,26 +127,32 @@ def bench_grid(axes: Sequence[Axis], options: BenchOptions) -> None:
 
     gc.enable()
     try:
-        _measure_and_show(axes, options, open_as_planned)
+        _measure_and_show(axes, options, open_as_planned, anew=False)
     except RepackingCrashes as crash:
         narrate(f"WARNING: with repacked weights the engine ended ({crash}): planning again without them")
         # Where repacking is pinned, the sessions do without it.
-        _measure_and_show(axes, options, open_or_without_repack)
+        _measure_and_show(axes, options, open_or_without_repack, anew=True)
 
 
-def _measure_and_show(axes: Sequence[Axis], options: BenchOptions, open_engine: Opener) -> None:
+def _measure_and_show(axes: Sequence[Axis], options: BenchOptions, open_engine: Opener, *, anew: bool) -> None:
     from magnitude_tune.bench.journal import open_journal
     from magnitude_tune.cli.bench_one import INTERRUPTED
     from magnitude_tune.cli.console import narrate
-    from magnitude_tune.errors import EngineError
+    from magnitude_tune.errors import DoesNotFitError, EngineError
 
     configurations, left_out = _planned(axes, options)
     with open_journal(_key(axes, configurations, options)) as journal:
-        outcomes, interrupted = _measured(configurations, options, journal, open_engine)
-        _show(axes, outcomes, left_out, options, interrupted=interrupted)
+        configurations, left_out = _as_begun(journal, configurations, left_out, anew=anew)
+        outcomes, interrupted, problem = _measured(configurations, options, journal, open_engine)
+        _show(axes, outcomes, left_out, options, interrupted=interrupted or problem is not None)
+        if problem is not None:
+            raise problem
         if interrupted:
             narrate("interrupted: what is finished is kept; the same command goes on from here within a day")
             raise typer.Exit(INTERRUPTED)
+        if all(outcome.status == "no longer fits" and outcome.result is None for outcome in outcomes):
+            what = f"none of the {len(outcomes)} configurations fits any more; {outcomes[0].reason}"
+            raise DoesNotFitError(what, where="--settings", hint="free memory, or give the command again")
         journal.end()
     crashed = [outcome for outcome in outcomes if outcome.status == "crashed"]
     if crashed:
@@ -200,6 +208,26 @@ def _planned(axes: Sequence[Axis], options: BenchOptions) -> tuple[tuple[Configu
     return tuple(chosen.values()), tuple(left_out)
 
 
+def _as_begun(
+    journal: Journal, configurations: tuple[Configuration, ...], left_out: tuple[LeftOut, ...], *, anew: bool
+) -> tuple[tuple[Configuration, ...], tuple[LeftOut, ...]]:
+    """The plans that an interrupted grid was begun with, whatever memory and cores are free now; else these.
+
+    Whether they still fit is looked at before each launch.
+    """
+    from magnitude_tune.bench.grid import Configuration
+    from magnitude_tune.bench.journal import Plans
+    from magnitude_tune.report.bench_grid_rows import LeftOut
+
+    begun = None if anew else journal.plans
+    if begun is None:
+        journal.begin(Plans({each.point: each.subject.resolution for each in configurations}, left_out))
+        return configurations, left_out
+    subject = configurations[0].subject
+    planned = tuple(Configuration(point, replace(subject, resolution=plan)) for point, plan in begun.plans.items())
+    return planned, tuple(LeftOut._make(each) for each in begun.left_out)
+
+
 def _key(axes: Sequence[Axis], configurations: Sequence[Configuration], options: BenchOptions) -> str:
     from magnitude_tune import __version__
     from magnitude_tune.bench.journal import grid_key
@@ -222,7 +250,7 @@ def _key(axes: Sequence[Axis], configurations: Sequence[Configuration], options:
 
 def _measured(
     configurations: Sequence[Configuration], options: BenchOptions, journal: Journal, open_engine: Opener
-) -> tuple[tuple[Outcome, ...], bool]:
+) -> Grid:
     from magnitude_tune.bench.grid import measure_grid
     from magnitude_tune.cli.bench_one import shortage
     from magnitude_tune.cli.bench_progress import progress_for

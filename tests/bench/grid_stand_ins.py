@@ -89,7 +89,7 @@ def grid(
     """Measure a grid as `bench` does, on a machine of which nothing else is known."""
 
     def measured(journal: Journal) -> tuple[tuple[Outcome, ...], bool]:
-        return measure_grid(
+        found = measure_grid(
             configurations(*n_threads),
             engines.opener,
             journal,
@@ -100,6 +100,9 @@ def grid(
             watch=Watch(root=folder, clock=engines.clock, cpus=frozenset(range(4))),
             clock=engines.clock,
         )
+        if found.problem is not None:
+            raise found.problem
+        return found.outcomes, found.interrupted
 
     if journal is not None:
         return measured(journal)

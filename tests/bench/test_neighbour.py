@@ -115,7 +115,7 @@ def test_a_neighbour_started_in_the_middle_is_reported_in_the_runs_it_touched_an
     # More processes than cores: on a machine that is busy anyway they still get a good part of it.
     engines = Engines(watch, n_processes=4 * cores)
     with engines.running, open_journal(KEY) as journal:
-        outcomes, _ = measure_grid(
+        outcomes, _, _ = measure_grid(
             [with_every_core(each, cores) for each in configurations(1, TOUCHED, 3)],
             engines.opener,
             journal,

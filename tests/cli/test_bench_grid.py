@@ -172,6 +172,109 @@ def test_the_same_command_goes_on_after_an_interruption(bench: Bench, capsys: py
     assert len(third.opened) == 8
 
 
+def test_plans_that_move_meanwhile_do_not_lose_what_was_measured(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Free memory and busy cores are others when a grid goes on: it goes on with the plans it was begun with."""
+    first = Opener()
+    first.interrupt_at = 6
+    assert bench(*GRID, plans=plans(), opener=first) == 130
+    moved = []
+    for plan in plans()[:3]:
+        settings = replace(plan.resolution.settings, cache_ram=77, n_batch=256)
+        moved.append(plan._replace(resolution=plan.resolution._replace(settings=settings)))
+    # One point repeats another as things are now.
+    capsys.readouterr()
+    second = Opener()
+    assert bench(*GRID, "--json", plans=[*moved, moved[2]], opener=second) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert second.opened == [(2, 64), (2, 128)]
+    assert document["left_out"] == []
+    assert {each["settings"]["cache_ram"] for each in document["configurations"]} == {0}
+    assert n_stored() == 8
+
+
+def test_plans_that_crash_are_not_gone_on_with(bench: Bench) -> None:
+    """Where repacked weights crash after the first samples, the grid is planned again, not as it was begun."""
+    opened: list[bool] = []
+
+    def opener(_engine: EngineFacts, launch: Launch, _machine_hash: str) -> Opened:
+        opened.append(launch.settings.repack)
+        crash = engine_crash("llama-server", -4, "") if len(opened) == 2 else None
+        return Opened(FakeSession(), launch, crash)
+
+    plain = []
+    for plan in plans():
+        settings = replace(plan.resolution.settings, repack=False)
+        plain.append(plan._replace(resolution=plan.resolution._replace(settings=settings)))
+    assert bench(*GRID, plans=[*plans(), *plain], opener=opener) == 0
+    assert opened == [True] * 2 + [False] * 8
+
+
+def test_a_grid_without_samples_is_planned_anew(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nothing was measured yet, the plans are those of now."""
+    first = Opener()
+    first.interrupt_at = 0
+    assert bench(*GRID, plans=plans(), opener=first) == 130
+    capsys.readouterr()
+    moved = [
+        plan._replace(resolution=plan.resolution._replace(settings=replace(plan.resolution.settings, cache_ram=77)))
+        for plan in plans()
+    ]
+    assert bench(*GRID, "--json", plans=moved, opener=Opener()) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {each["settings"]["cache_ram"] for each in document["configurations"]} == {77}
+
+
+def test_what_cannot_be_kept_is_shown_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A store that cannot be written ends the measuring: the table is shown, exit 2, and nothing is measured twice."""
+
+    def full(*_: object) -> None:
+        raise UsageError("the store cannot be written", where="here", hint="make room")
+
+    first = Opener()
+    with monkeypatch.context() as patch:
+        patch.setattr("magnitude_tune.observations.store.store", full)
+        assert bench(*GRID, "--json", plans=plans(), opener=first) == 2
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert document["complete"] is False
+    assert sum(each["rounds"] for each in document["configurations"]) == 5
+    assert "the store cannot be written" in shown.err
+    second = Opener()
+    assert bench(*GRID, plans=plans(), opener=second) == 0
+    assert len(second.opened) == 3
+    assert n_stored() == 8
+
+
+def test_a_journal_that_cannot_be_written_loses_no_result(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The process that could not be kept is in the table."""
+
+    def full(*_: object) -> None:
+        raise UsageError("cannot keep the grid's journal", where="here", hint="make room")
+
+    monkeypatch.setattr("magnitude_tune.bench.journal.Journal.add", full)
+    opener = Opener()
+    assert bench(*GRID, "--json", plans=plans(), opener=opener) == 2
+    shown = capsys.readouterr()
+    assert sum(each["rounds"] for each in json.loads(shown.out)["configurations"]) == len(opener.opened) == 1
+    assert "cannot keep the grid's journal" in shown.err
+
+
+def test_where_nothing_fits_any_more_that_is_an_error(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    """Memory that went between planning and launching: exit 4 with the first reason, after the table."""
+    opener = Opener()
+    assert bench(*GRID, plans=plans(), opener=opener, free=[1] * 100) == 4
+    shown = capsys.readouterr()
+    assert opener.opened == []
+    assert "none of the 4 configurations fits any more; ram has" in shown.err
+    assert "no longer fits" in shown.out
+
+
 def test_another_model_does_not_go_on_with_this_one(bench: Bench) -> None:
     """What was measured with one file says nothing about another, though the command reads the same."""
     first = Opener()
