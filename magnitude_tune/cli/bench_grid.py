@@ -136,7 +136,7 @@ def bench_grid(axes: Sequence[Axis], options: BenchOptions) -> None:
 
 def _measure_and_show(axes: Sequence[Axis], options: BenchOptions, open_engine: Opener, *, anew: bool) -> None:
     from magnitude_tune.bench.journal import open_journal
-    from magnitude_tune.cli.bench_one import INTERRUPTED
+    from magnitude_tune.cli.bench_ending import INTERRUPTED
     from magnitude_tune.cli.console import narrate
     from magnitude_tune.errors import DoesNotFitError, EngineError
 

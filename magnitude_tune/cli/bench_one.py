@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, NamedTuple
 
-import typer
+from magnitude_tune.cli.bench_ending import interruptible, keep_and_show, leave
 
 if TYPE_CHECKING:
     from magnitude_tune.bench.launch import Subject
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from magnitude_tune.pipeline.resolve import Resolved, ResolveOptions
 
 __all__ = [
-    "INTERRUPTED",
     "BenchOptions",
     "RepackingCrashes",
     "bench_and_report",
@@ -25,8 +24,6 @@ __all__ = [
     "shortage",
     "subject_of",
 ]
-
-INTERRUPTED = 130
 
 
 class BenchOptions(NamedTuple):
@@ -49,38 +46,14 @@ def bench_and_report(options: BenchOptions) -> None:
             result was shown.
     """
     gc.enable()
-    try:
+    with interruptible():
         result = _measure_and_show(options)
-    except KeyboardInterrupt:
-        from magnitude_tune.cli.console import narrate
-
-        narrate("interrupted")
-        raise typer.Exit(INTERRUPTED) from None
-    if result.ending is not None and result.ending.kind == "crashed":
-        from magnitude_tune.errors import EngineError
-
-        raise EngineError(result.ending.what, hint=result.ending.hint)
-    if not result.measurement.complete:
-        raise typer.Exit(INTERRUPTED)
+    leave(result.ending)
 
 
 def _measure_and_show(options: BenchOptions) -> BenchResult:
-    from magnitude_tune.cli.console import narrate
-    from magnitude_tune.errors import UsageError
-    from magnitude_tune.observations.store import store
-
     resolved, result = _measured(options)
-    stored, problem = None, None
-    try:
-        stored = store(result.measurement)
-    except UsageError as error:
-        # The result is worth more than the store: show it first.
-        problem = error
-    _show(result, resolved, options, stored)
-    if problem is not None:
-        raise problem
-    if result.ending is not None:
-        narrate(f"{result.ending.kind}: what was measured until then is shown" + (" and kept" if stored else ""))
+    keep_and_show(result.measurement, result.ending, lambda stored: _show(result, resolved, options, stored))
     return result
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-import typer
+from magnitude_tune.cli.bench_ending import interruptible, keep_and_show, leave
 
 if TYPE_CHECKING:
     from magnitude_tune.bench.served import ServedResult
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["UrlOptions", "bench_url"]
 
-_INTERRUPTED = 130
 _KEY_VARIABLE = "OPENAI_API_KEY"
 
 
@@ -49,29 +48,15 @@ def bench_url(options: UrlOptions) -> None:
         MagnitudeTuneError: what resolving the config or model beside the URL has to say.
     """
     gc.enable()
-    try:
+    with interruptible():
         result = _measure_and_show(options)
-    except KeyboardInterrupt:
-        from magnitude_tune.cli.console import narrate
-
-        narrate("interrupted")
-        raise typer.Exit(_INTERRUPTED) from None
-    if result.ending is None:
-        return
-    if result.ending.kind == "interrupted":
-        raise typer.Exit(_INTERRUPTED)
-    from magnitude_tune.errors import EngineError
-
-    raise EngineError(result.ending.what, hint=result.ending.hint)
+    leave(result.ending)
 
 
 def _measure_and_show(options: UrlOptions) -> ServedResult:
     from magnitude_tune.bench.served import is_local, measure_served
     from magnitude_tune.cli.bench_progress import progress_for
-    from magnitude_tune.cli.console import narrate
     from magnitude_tune.engines.served import connect
-    from magnitude_tune.errors import UsageError
-    from magnitude_tune.observations.store import store
     from magnitude_tune.request import REFERENCE_TURN
 
     model = dict(options.flags).get("model")
@@ -84,17 +69,7 @@ def _measure_and_show(options: UrlOptions) -> ServedResult:
     with progress_for(quiet=options.quiet, verbose=options.verbose) as report:
         result = measure_served(session, workload, machine, budget_seconds=options.budget_seconds, report=report)
     result = result._replace(findings=(*_differences(resolved, session), *result.findings))
-    stored, problem = None, None
-    try:
-        stored = store(result.measurement)
-    except UsageError as error:
-        # The result is worth more than the store: show it first.
-        problem = error
-    _show(result, resolved, options, stored)
-    if problem is not None:
-        raise problem
-    if result.ending is not None:
-        narrate(f"{result.ending.kind}: what was measured until then is shown" + (" and kept" if stored else ""))
+    keep_and_show(result.measurement, result.ending, lambda stored: _show(result, resolved, options, stored))
     return result
 
 

@@ -177,7 +177,7 @@ def test_a_server_that_fails_midway_keeps_what_was_measured() -> None:
 
     def failing(stub: Stub, handler: Handler, body: dict[str, object]) -> None:
         n_turns = sum(path == "/v1/completions" for path, _ in stub.seen)
-        if n_turns > 5:
+        if n_turns > 4:
             handler.send(500, {"error": {"message": "out of memory"}})
         else:
             good(stub, handler, body)
