@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from magnitude_tune.bench.statistics import drift
@@ -12,14 +13,23 @@ from magnitude_tune.engines.rpc import device_of_buffer
 from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.observations.values import Measurement
 
-__all__ = ["crash_finding", "offloaded_bytes", "run_findings"]
+__all__ = ["crash_finding", "offloaded_bytes", "run_findings", "slowed_down"]
 
 _SUSPECT_CLOCK: Final = 0.10
 
 
 def run_findings(measurement: Measurement) -> tuple[Finding, ...]:
     """Findings of one measurement."""
-    return (*_disturbed(measurement), *_sinking(measurement), *_hot(measurement), *_offload(measurement))
+    return (*_disturbed(measurement), *_slowed(measurement), *_offload(measurement))
+
+
+def slowed_down(measurement: Measurement) -> Measurement:
+    """The measurement, with what slowed the machine down within it among its disturbance's notes.
+
+    It is not clean then: a rate under a falling clock is neither a verdict nor a calibration.
+    """
+    seen = measurement.disturbance
+    return replace(measurement, disturbance=replace(seen, notes=(*seen.notes, *_signs_of_heat(measurement))))
 
 
 def crash_finding(ending: Ending | None) -> tuple[Finding, ...]:
@@ -42,7 +52,10 @@ def offloaded_bytes(measurement: Measurement) -> dict[str, int]:
 
 def _disturbed(measurement: Measurement) -> Iterator[Finding]:
     fix = "run bench again while the machine is quiet"
+    slowed = _signs_of_heat(measurement)
     for note in measurement.disturbance.notes:
+        if note in slowed:
+            continue
         yield Finding(Rule.DISTURBED_MEASUREMENT, f"{note}; the figures carry no verdict", fix=fix)
     n_left_out = sum(left.reason == "disturbed" for left in measurement.left_out)
     if n_left_out:
@@ -50,21 +63,29 @@ def _disturbed(measurement: Measurement) -> Iterator[Finding]:
         yield Finding(Rule.DISTURBED_MEASUREMENT, f"{samples} repeated and left out of the figures")
 
 
-def _sinking(measurement: Measurement) -> Iterator[Finding]:
+def _slowed(measurement: Measurement) -> Iterator[Finding]:
+    fix = "let the machine cool down and run bench again; plan with the sustained figure"
+    for sign in _signs_of_heat(measurement):
+        yield Finding(Rule.DISTURBED_MEASUREMENT, f"{sign}; the figures carry no verdict", fix=fix)
+
+
+def _signs_of_heat(measurement: Measurement) -> tuple[str, ...]:
+    return (*_sinking(measurement), *_hot(measurement))
+
+
+def _sinking(measurement: Measurement) -> Iterator[str]:
     for test, samples in (("pp", measurement.pp_samples), ("tg", measurement.tg_samples)):
         if not samples:
             continue
         seen = drift([sample.rate for sample in samples])
         if seen.suspect:
-            yield Finding(
-                Rule.DISTURBED_MEASUREMENT,
+            yield (
                 f"{test} fell by {seen.fraction:.1%} from the first sample to the last, to {seen.sustained:.1f} t/s "
-                f"sustained after a peak of {seen.peak:.1f}: heat or a power limit is likely",
-                fix="let the machine cool down and run bench again; plan with the sustained figure",
+                f"sustained after a peak of {seen.peak:.1f}: heat or a power limit is likely"
             )
 
 
-def _hot(measurement: Measurement) -> Iterator[Finding]:
+def _hot(measurement: Measurement) -> Iterator[str]:
     seen = measurement.disturbance
     signs = []
     if seen.clock_change is not None and seen.clock_change <= -_SUSPECT_CLOCK:
@@ -75,8 +96,7 @@ def _hot(measurement: Measurement) -> Iterator[Finding]:
         return
     if seen.celsius_highest is not None:
         signs.append(f"the hottest sensor showed {seen.celsius_highest:.0f} °C")
-    fix = "let the machine cool down and run bench again; plan with the sustained figure"
-    yield Finding(Rule.DISTURBED_MEASUREMENT, ", ".join(signs), fix=fix)
+    yield ", ".join(signs)
 
 
 def _offload(measurement: Measurement) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Final
 
 from magnitude_tune.bench.disturbance import Watch
-from magnitude_tune.bench.findings import crash_finding, run_findings
+from magnitude_tune.bench.findings import crash_finding, run_findings, slowed_down
 from magnitude_tune.bench.launch import Subject
 from magnitude_tune.bench.promise import compare
 from magnitude_tune.bench.series import Series
@@ -58,7 +58,7 @@ def result_of(subject: Subject, slices: Sequence[Slice], *, finished: bool = Tru
     Args:
         finished: False where more processes were meant to follow: the measurement is not complete then.
     """
-    measurement = _measurement(subject, slices, finished=finished)
+    measurement = slowed_down(_measurement(subject, slices, finished=finished))
     ending = next((taken.ending for taken in slices if taken.ending), None)
     return BenchResult(
         measurement=measurement,

@@ -18,7 +18,7 @@ from magnitude_tune.bench.disturbance import (
     groups_of_listeners,
     with_heat,
 )
-from magnitude_tune.bench.findings import crash_finding, run_findings
+from magnitude_tune.bench.findings import crash_finding, run_findings, slowed_down
 from magnitude_tune.bench.series import Series
 from magnitude_tune.bench.values import Ending, Progress, Report, Stage
 from magnitude_tune.engines.served import UNKNOWN_SETTINGS, ServedSession
@@ -103,7 +103,7 @@ def measure_served(
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     run = _Run(session, workload, machine, watch or Watch(), clock)
     ending = run.measure(budget_seconds, report)
-    measurement = _measurement(session.facts, run, machine, started, complete=ending is None)
+    measurement = slowed_down(_measurement(session.facts, run, machine, started, complete=ending is None))
     return ServedResult(
         address=session.address,
         facts=session.facts,

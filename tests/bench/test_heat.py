@@ -9,11 +9,12 @@ import pytest
 from bench.stand_ins import FakeSession
 
 from magnitude_tune.bench.disturbance import Watch, disturbance_between, with_heat
-from magnitude_tune.bench.findings import run_findings
+from magnitude_tune.bench.findings import run_findings, slowed_down
 from magnitude_tune.bench.heat import read_celsius, read_hertz, read_throttles
 from magnitude_tune.bench.run import Subject, run_bench
 from magnitude_tune.bench.together import combined
 from magnitude_tune.findings import Rule
+from magnitude_tune.observations.store import evidence_for, store
 from magnitude_tune.observations.values import Measurement
 
 CPUINFO = "processor\t: {cpu}\nmodel name\t: A CPU\ncpu MHz\t\t: {megahertz}\ncache size\t: 1 KB\n\n"
@@ -88,7 +89,11 @@ def test_a_clock_that_falls_within_a_run_is_a_finding(
     assert seen.celsius_highest == 96.0
     (finding,) = result.findings
     assert finding.rule is Rule.DISTURBED_MEASUREMENT
-    assert finding.message == "the CPU's clock fell by 14% within the run, the hottest sensor showed 96 °C"
+    sign = "the CPU's clock fell by 14% within the run, the hottest sensor showed 96 °C"
+    assert finding.message == f"{sign}; the figures carry no verdict"
+    assert seen.notes == (sign,)
+    assert {item.verdict for item in result.promise.items if item.quantity in ("pp", "tg")} == {"undecided"}
+    assert steady.disturbance.clean
     assert run_findings(steady) == ()
 
 
@@ -97,8 +102,24 @@ def test_slowing_down_for_heat_is_a_finding_whatever_the_clock_shows(steady: Mea
     hot = replace(steady, disturbance=replace(steady.disturbance, clock_change=0.0, throttles=3))
     (finding,) = run_findings(hot)
     assert "slowed down for heat 3 times" in finding.message
+    assert not slowed_down(hot).disturbance.clean
+    assert run_findings(slowed_down(hot)) == (finding,)
     warm = replace(steady, disturbance=replace(steady.disturbance, clock_change=-0.05, throttles=0))
     assert run_findings(warm) == ()
+
+
+def test_a_run_under_a_falling_clock_is_stored_and_does_not_calibrate(
+    subject: Subject, session: FakeSession, steady: Measurement, tmp_path: Path
+) -> None:
+    """Both runs are kept; only the steady one is evidence for a prediction."""
+    session.before = lambda piece: write_clock(tmp_path, 3_500_000 if piece < 6 else 3_000_000)
+    watch = Watch(root=tmp_path, clock=session.clock, cpus=frozenset({0}))
+    falling = run_bench(subject, session.opener, watch=watch, clock=session.clock).measurement
+    asked = (steady.model_hash, steady.machine_hash, steady.engine, steady.engine_build)
+    assert store(falling) is not None
+    assert evidence_for(*asked) == ()
+    assert store(steady) is not None
+    assert len(evidence_for(*asked)) == 1
 
 
 def test_disturbances_of_several_processes_are_put_together(tmp_path: Path) -> None:
