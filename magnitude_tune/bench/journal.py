@@ -25,6 +25,7 @@ __all__ = ["RESUMED_FOR_SECONDS", "Journal", "Plans", "grid_key", "open_journal"
 RESUMED_FOR_SECONDS: Final = 24 * 3600.0
 """A grid that was interrupted longer ago is measured anew: the machine may be another by now."""
 
+_KEPT_FOR_SECONDS: Final = 7 * 24 * 3600.0
 _SCHEMA: Final = 1
 _MOST_BYTES: Final = 256 << 20
 
@@ -147,6 +148,8 @@ class Journal:
 def open_journal(key: str, *, clock: Callable[[], float] = time.time) -> Iterator[Journal]:
     """The journal of that grid: continued where one was interrupted within a day, else begun.
 
+    Journals of other grids that nobody went on with for a week are removed.
+
     Raises:
         UsageError: another process measures the same grid, or the folder cannot be written.
     """
@@ -159,12 +162,23 @@ def open_journal(key: str, *, clock: Callable[[], float] = time.time) -> Iterato
     with stream:
         _lock(stream, path)
         stream.seek(0)
+        _forget_abandoned(path, clock())
         journal = Journal(path, stream)
         if not journal.load(clock()):
             stream.truncate(0)
             journal = Journal(path, stream)
             _write(stream, path, {"schema": _SCHEMA})
         yield journal
+
+
+def _forget_abandoned(own: Path, now: float) -> None:
+    for path in own.parent.glob("*.jsonl"):
+        # One that cannot be removed, or is being measured, is left alone.
+        with contextlib.suppress(OSError, UsageError):
+            if path != own and now - path.stat().st_mtime > _KEPT_FOR_SECONDS:
+                with path.open("r+b") as stream:
+                    _lock(stream, path)
+                    path.unlink()
 
 
 def _lock(stream: IO[bytes], path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -217,6 +218,21 @@ def test_after_a_day_a_grid_begins_anew() -> None:
         os.utime(path, (1e9, 1e9))
         with open_journal(KEY, clock=lambda now=now: now) as journal:  # type: ignore[misc]
             assert (journal.failure(configuration.point, settings) is not None) is known
+
+
+def test_journals_that_nobody_goes_on_with_are_removed() -> None:
+    """A week after its last line a journal goes, unless it is being measured; a younger one stays."""
+    pytest.importorskip("fcntl", reason="files cannot be locked here")
+    for key in ("abandoned", "young"):
+        with open_journal(key):
+            pass
+    folder = data_dir() / "grids"
+    with open_journal("measured"):
+        for key, age in (("abandoned", 8), ("measured", 8), ("young", 6)):
+            at = time.time() - age * 24 * 3600
+            os.utime(folder / f"{key}.jsonl", (at, at))
+        with open_journal(KEY):
+            assert {path.stem for path in folder.iterdir()} == {"measured", "young", KEY}
 
 
 class _FullDisk(io.FileIO):
