@@ -13,6 +13,7 @@ from typing import Final
 
 from magnitude_tune.bench.heat import read_celsius, read_hertz, read_throttles
 from magnitude_tune.engines.rpc import is_loopback, split_address
+from magnitude_tune.fingerprint.values import Cpu
 from magnitude_tune.observations.values import Disturbance
 from magnitude_tune.units import MIB, format_bytes
 
@@ -23,6 +24,7 @@ __all__ = [
     "disturbance_between",
     "doubts",
     "groups_of_listeners",
+    "physical_cores",
     "with_heat",
 ]
 
@@ -227,6 +229,16 @@ def doubts(seen: Disturbance, *, n_threads: int, cores: int) -> tuple[str, ...]:
     if (seen.swapped_bytes or 0) > _MAX_SWAPPED_BYTES:
         found.append(f"while {format_bytes(seen.swapped_bytes or 0)} were swapped")
     return tuple(found)
+
+
+def physical_cores(cpu: Cpu) -> int:
+    """Cores within the affinity mask that threads can have to themselves, the slow ones of a hybrid CPU included.
+
+    Others are counted on all CPUs of the mask: on slow cores that we leave to them they take nothing away, on a
+    sibling of a core of ours they do. Where it is not known whether there are siblings, there are.
+    """
+    threads_a_core = 1 if cpu.smt is False else 2
+    return cpu.performance_cores + max(0, cpu.affinity_cpus - threads_a_core * cpu.performance_cores)
 
 
 def busy_cores(

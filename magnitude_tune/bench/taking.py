@@ -13,6 +13,7 @@ from magnitude_tune.bench.disturbance import (
     disturbance_between,
     doubts,
     groups_of_listeners,
+    physical_cores,
     with_heat,
 )
 from magnitude_tune.bench.launch import Subject, launch_of
@@ -93,7 +94,7 @@ class _Taking:
         self._session, self._settings = opened.session, opened.launch.settings
         self._watch, self._clock, self._report = watch, clock, report
         self._budget_seconds = budget_seconds
-        self._cores = subject.machine.cpu.performance_cores
+        self._cores = physical_cores(subject.machine.cpu)
         groups = groups_of_listeners(subject.rpc, watch)
         own = watch.group_of(opened.session.pid)
         self._groups = groups if own is None else groups | {own}

@@ -7,12 +7,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from bench.stand_ins import a_machine
 
-from magnitude_tune.bench.disturbance import Watch, disturbance_between, doubts, groups_of_listeners
+from magnitude_tune.bench.disturbance import Watch, disturbance_between, doubts, groups_of_listeners, physical_cores
 from magnitude_tune.observations.values import Disturbance
 
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -195,6 +196,26 @@ def test_a_sample_is_doubted_for_a_reason(
     else:
         assert len(found) == 1
         assert expected in found[0]
+
+
+@pytest.mark.parametrize(
+    ("performance_cores", "affinity_cpus", "smt", "expected"),
+    [
+        (4, 4, False, 4),
+        (4, 8, True, 4),
+        (4, 4, True, 4),
+        (8, 24, True, 16),
+        (8, 24, False, 24),
+        (8, 12, None, 8),
+        (1, 2, True, 1),
+    ],
+)
+def test_slow_cores_are_there_for_others_and_siblings_are_not(
+    performance_cores: int, affinity_cpus: int, smt: bool | None, expected: int
+) -> None:
+    """Eight fast cores with two threads each and eight slow ones are sixteen; four with two threads are four."""
+    cpu = replace(a_machine().cpu, performance_cores=performance_cores, affinity_cpus=affinity_cpus, smt=smt)
+    assert physical_cores(cpu) == expected
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="process groups are read from /proc")

@@ -144,7 +144,7 @@ def test_a_neighbour_started_in_the_middle_is_reported_in_the_runs_it_touched_an
 def with_every_core(configuration: Configuration, cores: int) -> Configuration:
     """A plan with a thread on every core, so that a neighbour takes some of them away."""
     subject = configuration.subject
-    machine = replace(subject.machine, cpu=replace(subject.machine.cpu, performance_cores=cores))
+    machine = replace(subject.machine, cpu=replace(subject.machine.cpu, performance_cores=cores, affinity_cpus=cores))
     plan = subject.resolution
     settings = replace(plan.settings, n_threads_batch=max(cores, plan.settings.n_threads))
     return configuration._replace(

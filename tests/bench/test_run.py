@@ -320,6 +320,18 @@ def test_offload_is_confirmed_from_the_buffer_lines(
     assert [finding.rule for finding in result.findings] == ([Rule.OFFLOAD_DIFFERS] if differs else [])
 
 
+@pytest.mark.parametrize(("affinity_cpus", "clean"), [(2, False), (4, True)])
+def test_a_neighbour_on_cores_that_the_engine_leaves_free_disturbs_nothing(
+    subject: Subject, session: FakeSession, watch_with: WatchWith, affinity_cpus: int, clean: bool
+) -> None:
+    """Two threads on the two fast cores: what others do on the two slow ones is no doubt about the samples."""
+    cpu = replace(subject.machine.cpu, performance_cores=2, affinity_cpus=affinity_cpus)
+    subject = replace(subject, machine=replace(subject.machine, cpu=cpu))
+    measurement = measured(subject, session, watch_with(*[1.5] * 40)).measurement
+    assert measurement.disturbance.other_cores == pytest.approx(1.5)
+    assert measurement.disturbance.clean is clean
+
+
 def test_b67_a_run_that_heats_up_is_a_finding_with_its_sustained_rate(
     subject: Subject, session: FakeSession, watch_with: WatchWith
 ) -> None:
