@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,11 @@ from magnitude_tune.resolver.values import Resolution
 from magnitude_tune.storage import data_dir
 
 __all__ = ["RESUMED_FOR_SECONDS", "Journal", "Plans", "grid_key", "open_journal"]
+
+_MOST_SLICES: Final = 16
+"""More than any grid has rounds."""
+
+_LONGEST_SECONDS: Final = 1e6
 
 RESUMED_FOR_SECONDS: Final = 24 * 3600.0
 """A grid that was interrupted longer ago is measured anew: the machine may be another by now."""
@@ -139,9 +145,21 @@ class Journal:
 
     def _take(self, point: str, planned: str, outcome: Slice | Ending) -> None:
         if isinstance(outcome, Slice):
-            self._slices.setdefault((point, planned), []).append(outcome)
+            kept = self._slices.setdefault((point, planned), [])
+            if _is_possible(outcome) and len(kept) < _MOST_SLICES:
+                kept.append(outcome)
         else:
             self._failures[point, planned] = outcome
+
+
+def _is_possible(outcome: Slice) -> bool:
+    """Whether samples and times are such as a clock can give; anything else was not written by us."""
+    samples = [taken.sample for taken in (*outcome.pp, *outcome.tg)]
+    ready = outcome.ready_seconds
+    return all(
+        sample.n_tokens > 0 and math.isfinite(sample.seconds) and 0 < sample.seconds < _LONGEST_SECONDS
+        for sample in samples
+    ) and (ready is None or 0 <= ready < _LONGEST_SECONDS)
 
 
 @contextlib.contextmanager

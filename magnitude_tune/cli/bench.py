@@ -117,9 +117,11 @@ def bench(
     from magnitude_tune.cli.bench_grid import bench_grid, parse_axes, sort_words
     from magnitude_tune.cli.bench_one import BenchOptions, bench_and_report
     from magnitude_tune.cli.bench_store import StoreQuestion, answer_from_store
+    from magnitude_tune.cli.console import check_output
     from magnitude_tune.errors import UsageError
     from magnitude_tune.pipeline.resolve import ResolveOptions
 
+    check_output(output)
     what, grid = sort_words(what, words or (), settings)
     question = StoreQuestion(history, compare, export, import_file, what, flags, json_output, output)
     if question.asked:

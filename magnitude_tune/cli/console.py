@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from magnitude_tune.errors import MagnitudeTuneError, UsageError
-from magnitude_tune.storage import write_whole
+from magnitude_tune.storage import cache_dir, data_dir, write_whole
 
 # Names come from files that strangers made: control characters must not reach a terminal.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -20,7 +20,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # What JSON may hold as it is: the rest below U+0020 is escaped by `json` itself.
 _CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")
 
-__all__ = ["colour", "emit", "emit_json", "fail", "narrate"]
+__all__ = ["check_output", "colour", "emit", "emit_json", "fail", "narrate"]
 
 
 def emit(text: str, output: str | None) -> None:
@@ -41,12 +41,26 @@ def _write(text: str, output: str | None) -> None:
     if output is None or output == "-":
         _to_stdout(text)
         return
+    check_output(output)
+    write_whole(Path(output), text.encode(errors="surrogateescape"))
+
+
+def check_output(output: str | None) -> None:
+    """See that a result could be written to `output`, before it takes hours to get.
+
+    Raises:
+        UsageError: a folder, no folder to write into, or a file that we keep ourselves.
+    """
+    if output is None or output == "-":
+        return
     # `os.path` says no where `Path` raises, for too long a name.
     is_folder = os.path.isdir(output)  # noqa: PTH112
     if is_folder or not os.path.isdir(Path(output).parent):  # noqa: PTH112
         what = "this is a folder" if is_folder else "there is no such folder"
         raise UsageError(what, where=f"--output {output}", hint="name a file in a folder that exists")
-    write_whole(Path(output), text.encode(errors="surrogateescape"))
+    real = Path(os.path.realpath(output))
+    if any(Path(os.path.realpath(ours)) in real.parents for ours in (data_dir(), cache_dir())):
+        raise UsageError("we keep our own files there", where=f"--output {output}", hint="name a file elsewhere")
 
 
 def _to_stdout(text: str) -> None:

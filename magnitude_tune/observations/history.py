@@ -12,7 +12,7 @@ from magnitude_tune.engines.values import Sample
 from magnitude_tune.errors import UsageError
 from magnitude_tune.observations.schema import connect_to_read
 from magnitude_tune.observations.statistics import Summary, summarise
-from magnitude_tune.observations.store import opened, store_path
+from magnitude_tune.observations.store import damaged_rows_said, opened, require_plain, store_path
 
 __all__ = ["MIN_ID_LENGTH", "Origin", "StoredRun", "StoredTest", "Timed", "find_run", "runs", "short_ids"]
 
@@ -105,7 +105,8 @@ def runs(*, model_hash: str | None = None, model_text: str | None = None) -> tup
         query = "SELECT * FROM llama_bench WHERE ?1 IS NULL OR model_hash = ?1 ORDER BY rowid DESC"
         for row in connection.execute(query, (model_hash,)):
             rows.setdefault(row["run_id"], []).append(row)
-    found = (_run(of_run[::-1]) for of_run in rows.values())
+    with damaged_rows_said():
+        found = [_run(of_run[::-1]) for of_run in rows.values()]
     return tuple(run for run in found if model_text is None or _is_about(run, model_text.casefold()))
 
 
@@ -153,6 +154,8 @@ def _is_about(run: StoredRun, text: str) -> bool:
 
 
 def _run(rows: Sequence[sqlite3.Row]) -> StoredRun:
+    for row in rows:
+        require_plain(row)
     first = rows[0]
     return StoredRun(
         run_id=first["run_id"],

@@ -7,7 +7,7 @@ import sqlite3
 from typing import Final
 
 from magnitude_tune.observations.schema import connect_to_read
-from magnitude_tune.observations.store import opened, store_path
+from magnitude_tune.observations.store import damaged_rows_said, opened, require_plain, store_path
 
 __all__ = ["BOOLEANS", "COLUMNS", "INTEGERS", "REALS", "TEXTS", "exported_rows"]
 
@@ -54,12 +54,13 @@ def exported_rows(*, model_hash: str | None = None, model_text: str | None = Non
         "coalesce(model_filename, '') || char(10) || coalesce(model_type, '') || char(10) || model_hash"
         "), lower(?2))) ORDER BY rowid"
     )
-    with opened(connect_to_read) as connection:
+    with opened(connect_to_read) as connection, damaged_rows_said():
         connection.row_factory = sqlite3.Row
         return tuple(_document(row) for row in connection.execute(query, (model_hash, model_text)))
 
 
 def _document(row: sqlite3.Row) -> dict[str, object]:
+    require_plain(row)
     document: dict[str, object] = {name: row[name] for name in COLUMNS}
     for name in BOOLEANS:
         document[name] = bool(document[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,16 @@ from magnitude_tune.throughput.values import Evidence
 if TYPE_CHECKING:
     from magnitude_tune.observations.values import Measurement
 
-__all__ = ["copy_store", "evidence_for", "insert_row", "opened", "store", "store_path"]
+__all__ = [
+    "copy_store",
+    "damaged_rows_said",
+    "evidence_for",
+    "insert_row",
+    "opened",
+    "require_plain",
+    "store",
+    "store_path",
+]
 
 _MOST_RUNS: Final = 200
 
@@ -100,9 +110,11 @@ def copy_store(target: Path) -> None:
     """
     if not store_path().exists():
         raise UsageError("nothing was measured yet", where=str(store_path()), hint="run bench first")
-    if target.resolve() == store_path().resolve():
+    if os.path.realpath(target) == os.path.realpath(store_path()):
         raise UsageError("this is the store itself", where=str(target), hint="name another file for the copy")
-    begun = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
+    if os.path.lexists(target) and not os.path.isfile(target):  # noqa: PTH113 - no name raises here
+        raise UsageError("this is no regular file", where=str(target), hint="name a file for the copy")
+    begun = target.parent / f".{target.name}.{os.urandom(4).hex()}"
     try:
         with opened(connect_to_read) as connection:
             _back_up(connection, begun)
@@ -112,6 +124,35 @@ def copy_store(target: Path) -> None:
     finally:
         with contextlib.suppress(OSError):
             begun.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def damaged_rows_said() -> Iterator[None]:
+    """Turn what reading a damaged row raises into an error that says so.
+
+    Raises:
+        UsageError: a row holds what no version of ours writes.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, ArithmeticError, LookupError) as error:
+        raise UsageError(
+            f"a row of the store of measurements is damaged: {error}",
+            where=str(store_path()),
+            hint="copy the store with --export sqlite, and delete the row in the copy or move the store away",
+        ) from error
+
+
+def require_plain(row: sqlite3.Row) -> None:
+    """See that a row holds numbers and text only, as every version of ours wrote it.
+
+    Raises:
+        ValueError: it holds bytes, or a number that is not finite.
+    """
+    for name in row.keys():  # noqa: SIM118 - iterating over a row gives its values
+        value = row[name]
+        if isinstance(value, bytes) or (isinstance(value, float) and not math.isfinite(value)):
+            raise ValueError(f"{name} is {value!r:.40}")
 
 
 def _back_up(connection: sqlite3.Connection, target: Path) -> None:
