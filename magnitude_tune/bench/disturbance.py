@@ -48,7 +48,6 @@ class Reading:
     """Counters at one moment; None where the system does not tell. CPU times in seconds over the CPUs we may use."""
 
     at_seconds: float
-    n_cpus: int
     busy_seconds: float | None
     steal_seconds: float | None
     own_seconds: float
@@ -94,7 +93,6 @@ class Watch:
         busy, steal = self._cpu_times()
         return Reading(
             at_seconds=self._clock(),
-            n_cpus=len(self._cpus),
             busy_seconds=busy,
             steal_seconds=steal,
             own_seconds=self._own_seconds(frozenset(groups)),

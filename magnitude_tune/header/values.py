@@ -173,7 +173,8 @@ class ModelHeader:
         layers: one per block.
         n_ff: feed-forward width per block (of one expert's in MoE blocks: see `moe`).
         sliding_window: tokens; 0 where no block slides.
-        causal: False for embedding and encoder models, which keep no KV cache.
+        causal: False for embedding and encoder models, which read each input in one piece. What a block caches is in
+            `layers`: some of them keep a KV cache all the same.
         flash_attn: whether the engine can use flash attention with this architecture.
         tied_output: there is no output matrix; the engine duplicates the token embedding.
         groups: bytes and parameters by block, role and type.
