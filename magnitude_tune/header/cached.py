@@ -14,6 +14,7 @@ from magnitude_tune.header.values import (
     FileKind,
     LayerKv,
     ModelHeader,
+    ModelShapes,
     MoeFacts,
     RecurrentShape,
     Role,
@@ -30,7 +31,7 @@ _WHOLE_NUMBERS: Final = (
 )
 
 # Raised by one whenever the rules that derive facts change: stored facts are then read again.
-_RULES = 2
+_RULES = 3
 
 
 def read_model_cached(path: str | os.PathLike[str]) -> ModelHeader:
@@ -86,6 +87,7 @@ def _to_json(header: ModelHeader) -> dict[str, object]:
     values["groups"] = [_row(group) for group in header.groups]
     values["moe"] = _row(header.moe) if header.moe else None
     values["recurrent"] = _row(header.recurrent) if header.recurrent else None
+    values["shapes"] = [list(header.shapes.block_kinds), header.shapes.kind_of_block, *map(dict, header.shapes[2:])]
     del values["path"]
     return values
 
@@ -105,6 +107,7 @@ def _from_json(stored: dict[str, Any], path: str) -> ModelHeader:
     values["groups"] = tuple(TensorGroup(row[0], Role(row[1]), *row[2:]) for row in stored["groups"])
     values["moe"] = MoeFacts(*stored["moe"]) if stored["moe"] else None
     values["recurrent"] = RecurrentShape(*stored["recurrent"]) if stored["recurrent"] else None
+    values["shapes"] = _shapes(*stored["shapes"])
     for name in ("n_ff", "notes", "unknown_types"):
         values[name] = tuple(stored[name])
     trained = stored["context_length"]
@@ -113,3 +116,12 @@ def _from_json(stored: dict[str, Any], path: str) -> ModelHeader:
     if any(type(values[name]) is not int or values[name] < 0 for name in _WHOLE_NUMBERS):
         raise ValueError("not what was stored")
     return ModelHeader(**values)
+
+
+def _shapes(kinds: list[Any], of_blocks: list[int], outer: dict[str, Any], hparams: dict[str, Any]) -> ModelShapes:
+    return ModelShapes(
+        tuple({name: tuple(shape) for name, shape in kind.items()} for kind in kinds),
+        tuple(of_blocks),
+        {name: tuple(shape) for name, shape in outer.items()},
+        {name: tuple(value) if isinstance(value, list) else value for name, value in hparams.items()},
+    )

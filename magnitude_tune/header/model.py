@@ -12,6 +12,7 @@ from magnitude_tune.header.layers import Layers, derive_layers
 from magnitude_tune.header.patterns import ENCODERS, NO_CACHE
 from magnitude_tune.header.raw import missing_bytes
 from magnitude_tune.header.roles import group_tensors
+from magnitude_tune.header.shapes import model_shapes
 from magnitude_tune.header.types import FILE_TYPES
 from magnitude_tune.header.values import (
     ArraySummary,
@@ -88,6 +89,7 @@ def describe(shards: tuple[RawHeader, ...], content_hash: str) -> ModelHeader:
         file_bytes=sum(shard.file_bytes for shard in shards),
         groups=shape.groups,
         content_hash=content_hash,
+        shapes=model_shapes(tensors, first.metadata, facts.architecture, max(shape.n_blocks, _decoder_blocks(facts))),
         notes=_notes(facts, shape, shards, unknown),
         unknown_types=unknown,
     )
@@ -129,6 +131,10 @@ def _other_shape(facts: Facts, tensors: tuple[RawTensor, ...]) -> _Shape:
     layers = Layers(blocks=(), n_ff=(), sliding_window=0, recurrent=None)
     n_embd = facts.count("embedding_length", 0)
     return _Shape(n_blocks, n_blocks, n_embd, layers=layers, groups=groups, tied_output=False)
+
+
+def _decoder_blocks(facts: Facts) -> int:
+    return min(facts.count("decoder_block_count", 0), _MAX_BLOCKS)
 
 
 def _total(facts: Facts, unit: str, parts: list[int]) -> int:

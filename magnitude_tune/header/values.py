@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
 
 __all__ = [
     "ArraySummary",
@@ -13,6 +14,7 @@ __all__ = [
     "FileKind",
     "LayerKv",
     "ModelHeader",
+    "ModelShapes",
     "MoeFacts",
     "RawHeader",
     "RawTensor",
@@ -154,6 +156,29 @@ class MoeFacts(NamedTuple):
     n_ff_shared: int = 0
 
 
+class ModelShapes(NamedTuple):
+    """Shapes (ne0 first) of all tensors by name, and the architecture's own keys without its prefix.
+
+    Args:
+        block_kinds: the distinct blocks: names without `blk.N.` (`attn_q.weight`; `enc.` and `dec.` stay in front).
+        kind_of_block: for each block its place in `block_kinds`.
+        outer: tensors outside the blocks.
+        hparams: numbers, booleans and short arrays of them, as written: nothing is checked.
+    """
+
+    block_kinds: tuple[Mapping[str, tuple[int, ...]], ...] = ()
+    kind_of_block: tuple[int, ...] = ()
+    outer: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    hparams: Mapping[str, Scalar | tuple[Scalar, ...]] = MappingProxyType({})
+
+    def of_block(self, block: int) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of one block; none where the file does not tell."""
+        return self.block_kinds[self.kind_of_block[block]] if block < len(self.kind_of_block) else {}
+
+
+_NO_SHAPES: Final = ModelShapes()
+
+
 class ShardFile(NamedTuple):
     """One file of the model."""
 
@@ -180,6 +205,7 @@ class ModelHeader:
         groups: bytes and parameters by block, role and type.
         notes: what is odd but legal, in whole sentences (unknown tensor types among them).
         n_merges: merge rules of the tokenizer, 0 where it has none; the engine keeps a map of them.
+        shapes: what the compute graph is made of; empty where only sums are known.
     """
 
     path: str
@@ -214,6 +240,7 @@ class ModelHeader:
     notes: tuple[str, ...] = ()
     unknown_types: tuple[str, ...] = ()
     n_merges: int = 0
+    shapes: ModelShapes = _NO_SHAPES
 
     @property
     def bits_per_weight(self) -> float:
