@@ -45,14 +45,26 @@ class HostCosts:
     def parts(self, places: tuple[int, ...], cache_ram: int) -> list[Part]:
         """Terms for the used devices' places and a prompt cache of at most `cache_ram` MiB."""
         # Budgets hold the upper end of the estimate.
-        reserved = self._process + self._process * _PROCESS_DOUBT_PERCENT // 100
-        parts = [Part("process", HOST, reserved, self._process, "estimated", _PROCESS_RULE)]
+        doubt = self._process * _PROCESS_DOUBT_PERCENT // 100
+        low, high = self._process - doubt, self._process + doubt
+        parts = [Part("process", HOST, high, self._process, "estimated", _PROCESS_RULE, low, high)]
         if cache_ram > 0 and self._has_prompt_cache:
             parts.append(Part("prompt_cache", HOST, cache_ram * MIB, 0, "bounded", _CACHE_RULE))
         for place in places:
             overhead = self._overhead(place)
             if overhead:
-                parts.append(Part("device_overhead", place, overhead, overhead, "estimated", _OVERHEAD_RULE))
+                parts.append(
+                    Part(
+                        "device_overhead",
+                        place,
+                        overhead,
+                        overhead,
+                        "estimated",
+                        _OVERHEAD_RULE,
+                        overhead // 2,
+                        overhead,
+                    )
+                )
         return parts
 
     def _overhead(self, place: int) -> int:

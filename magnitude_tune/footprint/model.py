@@ -12,10 +12,10 @@ from magnitude_tune.footprint.batch import Batch, cells
 from magnitude_tune.footprint.compute import Compute, Phases, Widths
 from magnitude_tune.footprint.host import HostCosts
 from magnitude_tune.footprint.kv_cache import KvCache
-from magnitude_tune.footprint.parts import Part
+from magnitude_tune.footprint.parts import HOST, Part
 from magnitude_tune.footprint.placement import Placement, place_layers
 from magnitude_tune.footprint.repack import RepackRules
-from magnitude_tune.footprint.values import Footprint, FootprintModel, Term
+from magnitude_tune.footprint.values import Footprint, FootprintModel
 from magnitude_tune.footprint.weights import Weights
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.request import DEFAULT_N_CTX, Settings
@@ -119,14 +119,9 @@ class _Model:
         """Every term."""
         return Footprint(
             tuple(
-                Term(
-                    name=part.name,
-                    device="CPU" if part.place == 0 else self._device_names[part.place - 1],
-                    pool=self._pool_of_place[part.place],
-                    reserved_bytes=part.reserved,
-                    resident_bytes=part.resident,
-                    certainty=part.certainty,
-                    rule=part.rule,
+                part.term(
+                    "CPU" if part.place == HOST else self._device_names[part.place - 1],
+                    self._pool_of_place[part.place],
                 )
                 for section in self._sections(settings)
                 for part in section.parts

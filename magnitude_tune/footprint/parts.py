@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from magnitude_tune.footprint.values import Certainty
+from magnitude_tune.footprint.values import Certainty, Term
 
 __all__ = ["HOST", "Part"]
 
@@ -13,7 +13,11 @@ HOST: Final = 0
 
 
 class Part(NamedTuple):
-    """One term at one place (see `Term`), bytes reserved and resident."""
+    """One term at one place (see `Term`), bytes reserved and resident.
+
+    `low` and `high` are the interval of the resident figure. Left out, an exact term has none, and any other reaches
+    from the smaller to the larger of its two figures.
+    """
 
     name: str
     place: int
@@ -21,3 +25,22 @@ class Part(NamedTuple):
     resident: int
     certainty: Certainty
     rule: str
+    low: int | None = None
+    high: int | None = None
+
+    def term(self, device: str, pool: str) -> Term:
+        """The term that is shown: at a device by its name."""
+        exact = self.certainty == "exact"
+        low = self.resident if exact else min(self.resident, self.reserved)
+        high = self.resident if exact else max(self.resident, self.reserved)
+        return Term(
+            name=self.name,
+            device=device,
+            pool=pool,
+            reserved_bytes=self.reserved,
+            resident_bytes=self.resident,
+            certainty=self.certainty,
+            rule=self.rule,
+            low_bytes=low if self.low is None else self.low,
+            high_bytes=high if self.high is None else self.high,
+        )

@@ -16,11 +16,13 @@ class Term(NamedTuple):
 
     Args:
         name: `weights`, `kv_cache`, `recurrent_state`, `compute`, `output`, `repacked`, `prompt_cache`,
-            `process`, `device_overhead`, `staging`.
+            `process`, `device_overhead`, `staging`; beside the model `projector`, `projector_compute`, `draft_weights`,
+            `draft_kv_cache`, `draft_compute`, `mtp`.
         device: `CPU` or the engine's device name.
         reserved_bytes: what budgets must hold.
         resident_bytes: what the process will show (RSS on the host, used memory on a card) once it has worked.
         rule: the formula or the source of the figure, in a few words.
+        low_bytes, high_bytes: between which the resident figure lies; both equal it where the term is exact.
     """
 
     name: str
@@ -30,6 +32,8 @@ class Term(NamedTuple):
     resident_bytes: int
     certainty: Certainty
     rule: str
+    low_bytes: int
+    high_bytes: int
 
 
 class Footprint(NamedTuple):

@@ -89,6 +89,8 @@ def a_resolution() -> Resolution:
         resident_bytes=GIB,
         certainty="exact",
         rule="file",
+        low_bytes=GIB,
+        high_bytes=GIB,
     )
     return Resolution(
         settings=SETTINGS,

@@ -49,7 +49,8 @@ def test_json_keeps_its_contract(real_model: Path) -> None:
     pool = document["pools"][0]
     assert {"name", "budget_bytes", "available_bytes", "reserved_bytes", "executed", "needed"} <= set(pool)
     term_keys = {"name", "device", "pool", "reserved_bytes", "resident_bytes", "certainty", "rule"}
-    assert all(set(term) == term_keys for term in document["terms"])
+    assert all(set(term) == term_keys | {"low_bytes", "high_bytes"} for term in document["terms"])
+    assert all(term["low_bytes"] <= term["resident_bytes"] <= term["high_bytes"] for term in document["terms"])
     finding_keys = {"id", "severity", "message", "file", "line", "column", "fix"}
     assert all(finding_keys <= set(finding) for finding in document["findings"])
     reserved = sum(term["reserved_bytes"] for term in document["terms"])

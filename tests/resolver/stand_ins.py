@@ -171,6 +171,8 @@ class PlainFootprint:
                     resident_bytes=n,
                     certainty="exact",
                     rule="stand-in",
+                    low_bytes=n,
+                    high_bytes=n,
                 )
                 for name, device, pool, n in terms
             )
