@@ -1,0 +1,64 @@
+"""Decoders of which some blocks attend to a sliding window only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tiny_models.drafts import Draft, ShapeName
+from tiny_models.parts import Size, attention, dense_ffn, outer, start
+
+__all__ = ["WRITERS"]
+
+
+def _gemma2(shape: ShapeName) -> Draft:
+    size = Size.of(shape, n_layer=5, head=128)
+    draft = start("gemma2", size)
+    draft.keys(
+        attention__sliding_window=512,
+        attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0,
+    )
+    outer(draft, size, tied=True)
+    for index in range(size.n_layer):
+        _gemma_block(draft, f"blk.{index}", size, qk_norm=False)
+    return draft
+
+
+def _gemma3(shape: ShapeName) -> Draft:
+    size = Size.of(shape, n_layer=7, head=128, n_head_kv=1)
+    draft = start("gemma3", size)
+    draft.keys(attention__sliding_window=512)
+    outer(draft, size, tied=True)
+    for index in range(size.n_layer):
+        _gemma_block(draft, f"blk.{index}", size, qk_norm=True)
+    return draft
+
+
+def _gemma_block(draft: Draft, block: str, size: Size, *, qk_norm: bool) -> None:
+    draft.vector(f"{block}.attn_norm", size.n_embd)
+    attention(draft, block, size, qk_norm=qk_norm)
+    draft.vector(f"{block}.post_attention_norm", size.n_embd)
+    draft.vector(f"{block}.ffn_norm", size.n_embd)
+    dense_ffn(draft, block, size.n_embd, size.n_ff)
+    draft.vector(f"{block}.post_ffw_norm", size.n_embd)
+
+
+def _cohere2(shape: ShapeName) -> Draft:
+    size = Size.of(shape, n_layer=5)
+    draft = start("cohere2", size, rms=False, eps=1e-5)
+    draft.keys(attention__sliding_window=1024, logit_scale=0.25)
+    outer(draft, size, tied=True)
+    for index in range(size.n_layer):
+        block = f"blk.{index}"
+        draft.vector(f"{block}.attn_norm", size.n_embd)
+        attention(draft, block, size)
+        dense_ffn(draft, block, size.n_embd, size.n_ff)
+    return draft
+
+
+WRITERS: Final[dict[str, Callable[[ShapeName], Draft]]] = {
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "cohere2": _cohere2,
+}
