@@ -56,7 +56,7 @@ def describe(shards: tuple[RawHeader, ...], content_hash: str) -> ModelHeader:
     facts = Facts(first.metadata, first.path)
     tensors = tuple(tensor for shard in shards for tensor in shard.tensors)
     kind = kind_of(first.metadata, has_tensors=bool(tensors))
-    shape = _model_shape(facts, tensors) if kind is FileKind.MODEL else _other_shape(facts, tensors)
+    shape = _model_shape(facts, shards) if kind is FileKind.MODEL else _other_shape(facts, shards)
     unknown = tuple(sorted({f"unknown({tensor.type_id})" for tensor in tensors if tensor.type_name is None}))
     return ModelHeader(
         path=first.path,
@@ -95,7 +95,7 @@ def describe(shards: tuple[RawHeader, ...], content_hash: str) -> ModelHeader:
     )
 
 
-def _model_shape(facts: Facts, tensors: tuple[RawTensor, ...]) -> _Shape:
+def _model_shape(facts: Facts, shards: tuple[RawHeader, ...]) -> _Shape:
     if not facts.architecture:
         raise facts.wrong("the key 'general.architecture' is missing")
     n_blocks = facts.required("block_count")
@@ -106,7 +106,7 @@ def _model_shape(facts: Facts, tensors: tuple[RawTensor, ...]) -> _Shape:
         raise facts.wrong(f"{facts.key('nextn_predict_layers')!r} is {n_next} of {n_blocks} blocks")
     n_trunk = n_blocks - n_next
     n_embd = facts.required("embedding_length")
-    names = {tensor.name for tensor in tensors}
+    names = {tensor.name for shard in shards for tensor in shard.tensors}
     tied = "output.weight" not in names and "token_embd.weight" in names and facts.architecture not in ENCODERS
     return _Shape(
         n_blocks=n_blocks,
@@ -115,7 +115,7 @@ def _model_shape(facts: Facts, tensors: tuple[RawTensor, ...]) -> _Shape:
         layers=derive_layers(facts, n_blocks, n_trunk, n_embd),
         # The decoder of an encoder-decoder model may have more blocks than the encoder.
         groups=group_tensors(
-            tensors,
+            shards,
             n_blocks=max(n_blocks, facts.count("decoder_block_count", 0)),
             first_unused=max(n_trunk, facts.count("decoder_block_count", 0)),
             tied_output=tied,
@@ -124,10 +124,10 @@ def _model_shape(facts: Facts, tensors: tuple[RawTensor, ...]) -> _Shape:
     )
 
 
-def _other_shape(facts: Facts, tensors: tuple[RawTensor, ...]) -> _Shape:
+def _other_shape(facts: Facts, shards: tuple[RawHeader, ...]) -> _Shape:
     """Projectors, adapters and the like: only what their keys happen to say."""
     n_blocks = min(facts.count("block_count", 0), _MAX_BLOCKS)
-    groups = group_tensors(tensors, n_blocks=_ANY_BLOCK, first_unused=_ANY_BLOCK, tied_output=False)
+    groups = group_tensors(shards, n_blocks=_ANY_BLOCK, first_unused=_ANY_BLOCK, tied_output=False)
     layers = Layers(blocks=(), n_ff=(), sliding_window=0, recurrent=None)
     n_embd = facts.count("embedding_length", 0)
     return _Shape(n_blocks, n_blocks, n_embd, layers=layers, groups=groups, tied_output=False)

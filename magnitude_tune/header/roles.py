@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
-from magnitude_tune.header.values import RawTensor, Role, TensorGroup
+from magnitude_tune.header.types import TENSOR_TYPES
+from magnitude_tune.header.values import RawHeader, RawTensor, Role, TensorGroup
 
 __all__ = ["group_tensors", "place_of"]
 
@@ -18,7 +19,8 @@ _BLOCK: Final = re.compile(r"(?:enc\.|dec\.)?blk\.(\d{1,4})\.(.+)", re.DOTALL)
 
 # First match wins. `-ncmoe` moves what its own expression finds: ffn_(up|down|gate|gate_up)_(ch|)exps.
 _BLOCK_ROLES: Final = (
-    (re.compile(r"nextn\."), Role.UNUSED),
+    # Loaded by no engine: blocks for multi-token prediction, and T5's second bias table.
+    (re.compile(r"nextn\.|cross_attn_rel_b"), Role.UNUSED),
     (re.compile(r"ffn_(up|down|gate|gate_up)_(ch)?exps|ffn_(up|down|gate)\.\d"), Role.EXPERT_FFN),
     (re.compile(r".*norm|layer_out_scale|layer_output_scale"), Role.NORM),
     (re.compile(r"ffn_(up|down|gate)_shexp|ffn_gate_inp_shexp"), Role.SHARED_EXPERT),
@@ -30,16 +32,37 @@ _OTHER_ROLES: Final = (
     (re.compile(r"token_embd\.weight"), Role.TOKEN_EMBEDDING),
     (re.compile(r"per_layer_token_embd\."), Role.PER_LAYER_EMBEDDING),
     (re.compile(r"position_embd\.|token_types\."), Role.INPUT_OTHER),
+    (re.compile(r"rope_(freqs|factors_)"), Role.ROPE),
     (re.compile(r"output|cls|dense_[23]\.|enc\.output|dec\.output|altup_(unembd_)?proj"), Role.OUTPUT),
-    (re.compile(r"nextn\.|mtp\."), Role.UNUSED),
+    (re.compile(r"nextn\.|mtp\.|masked_embd_"), Role.UNUSED),
     (re.compile(r".*norm"), Role.NORM),
 )
+# Tensors without a block's name that lie with one all the same: the first, or the one that they number.
+_WITH_FIRST_BLOCK: Final = re.compile(
+    r"token_embd_norm\.|per_layer_(model_proj|proj_norm)\.|hrm\.|conv1d\.|nextn\.pre_"
+)
+_WITH_NUMBERED_BLOCK: Final = re.compile(r"(?:convnext|posnet)\.(\d{1,4})\.")
 
 # Matrices that no matmul reads: looked up by row, scanned, convolved, scaled or added.
 _NO_MATMUL: Final = re.compile(
     r"position_embd|token_types|per_layer_token_embd|.*(norm|conv1d|shortconv\.conv|ssm_[ad]\.|attn_rel_b|_conv_base"
-    r"|lerp_|time_mix_(first|decay|k_k|k_a|r_k|w0|a0|v0)\.|_ape\.|_scale)"
+    r"|lerp_|time_mix_(first|decay|k_k|k_a|r_k|w0|a0|v0)\.|_ape\.|_scale|tid2eid)"
+    r"|conv|posnet\.\d+\.conv|d2t|markov_w1|selector_(pre|next)"
 )
+_MAX_ROW_MULTIPLE: Final = 64
+_CPU_ALIGNMENT: Final = 32
+_CUDA_ALIGNMENT: Final = 128
+_CUDA_ROW: Final = 512
+
+
+class _Key(NamedTuple):
+    """What tensors of one group have in common; `row_multiple` is 0 where no copy of them is ever made."""
+
+    block: int | None
+    role: Role
+    type_name: str
+    shard: int
+    row_multiple: int
 
 
 def place_of(name: str, n_blocks: int, first_unused: int) -> tuple[int | None, Role]:
@@ -50,7 +73,12 @@ def place_of(name: str, n_blocks: int, first_unused: int) -> tuple[int | None, R
     """
     match = _BLOCK.match(name)
     if not match:
-        return None, _role(name, _OTHER_ROLES)
+        numbered = _WITH_NUMBERED_BLOCK.match(name)
+        with_block = int(numbered[1]) if numbered else 0 if _WITH_FIRST_BLOCK.match(name) else None
+        role = _role(name, _OTHER_ROLES)
+        if with_block is None or with_block >= first_unused:
+            return None, role
+        return with_block, Role.OTHER if role is Role.UNUSED else role
     block = int(match[1])
     if block >= n_blocks:
         return None, Role.UNUSED
@@ -58,35 +86,56 @@ def place_of(name: str, n_blocks: int, first_unused: int) -> tuple[int | None, R
 
 
 def group_tensors(
-    tensors: Iterable[RawTensor], *, n_blocks: int, first_unused: int, tied_output: bool
+    shards: Sequence[RawHeader], *, n_blocks: int, first_unused: int, tied_output: bool
 ) -> tuple[TensorGroup, ...]:
-    """Sums over tensors of one block, role and type, in the order in which the file brings them.
+    """Sums over tensors of one block, role, type and file, in the order in which the files bring them.
 
     The token embedding is looked up by row; its matrix counts as repackable only where it is the output too.
     """
-    sums: dict[tuple[int | None, Role, str], list[int]] = {}
-    for tensor in tensors:
-        block, role = place_of(tensor.name, n_blocks, first_unused)
-        entry = sums.setdefault((block, role, tensor.type_name or f"unknown({tensor.type_id})"), [0, 0, 0, 0, 0])
-        entry[0] += 1
-        entry[1] += math.prod(tensor.shape)
-        entry[2] += tensor.n_bytes
-        entry[3] = max(entry[3], tensor.n_bytes)
-        if _repackable(tensor, role, tied_output):
-            entry[4] += tensor.n_bytes
-    return tuple(
-        TensorGroup(
-            block=block,
-            role=role,
-            type_name=type_name,
-            n_tensors=entry[0],
-            n_params=entry[1],
-            n_bytes=entry[2],
-            largest_bytes=entry[3],
-            repackable_bytes=entry[4],
-        )
-        for (block, role, type_name), entry in sums.items()
+    members: dict[_Key, list[tuple[RawTensor, int]]] = {}
+    norm_is_missing = all(tensor.name != "output_norm.weight" for shard in shards for tensor in shard.tensors)
+    for index, shard in enumerate(shards):
+        for tensor in shard.tensors:
+            block, role = place_of(tensor.name, n_blocks, first_unused)
+            if norm_is_missing and tensor.name == "token_embd_norm.weight":
+                # LFM2 names its output's norm like this.
+                block, role = None, Role.OUTPUT
+            multiple = _row_multiple(tensor) if _repackable(tensor, role, tied_output) else 0
+            key = _Key(block, role, tensor.type_name or f"unknown({tensor.type_id})", index, multiple)
+            members.setdefault(key, []).append((tensor, shard.data_start + tensor.offset))
+    return tuple(_group(key, tensors) for key, tensors in members.items())
+
+
+def _group(key: _Key, members: list[tuple[RawTensor, int]]) -> TensorGroup:
+    sizes = [tensor.n_bytes for tensor, _ in members]
+    return TensorGroup(
+        block=key.block,
+        role=key.role,
+        type_name=key.type_name,
+        n_tensors=len(members),
+        n_params=sum(math.prod(tensor.shape) for tensor, _ in members),
+        n_bytes=sum(sizes),
+        largest_bytes=max(sizes),
+        repackable_bytes=sum(sizes) if key.row_multiple else 0,
+        row_multiple=key.row_multiple or _MAX_ROW_MULTIPLE,
+        padding_bytes=sum(-size % _CPU_ALIGNMENT for size in sizes),
+        cuda_padding_bytes=sum(_cuda_padding(tensor) for tensor, _ in members),
+        shard=key.shard,
+        first_byte=min(first for _, first in members),
+        end_byte=max(first + tensor.n_bytes for tensor, first in members),
     )
+
+
+def _cuda_padding(tensor: RawTensor) -> int:
+    """Quantised rows that are no multiple of 512 elements get the last row filled up; then 128 bytes alignment."""
+    elements, size = TENSOR_TYPES.get(tensor.type_name or "", (1, 0))
+    missing = -tensor.shape[0] % _CUDA_ROW if tensor.shape and elements > 1 else 0
+    filling = missing // elements * size
+    return filling + -(tensor.n_bytes + filling) % _CUDA_ALIGNMENT
+
+
+def _row_multiple(tensor: RawTensor) -> int:
+    return math.gcd(tensor.shape[1], _MAX_ROW_MULTIPLE)
 
 
 def _role(name: str, roles: Iterable[tuple[re.Pattern[str], Role]]) -> Role:

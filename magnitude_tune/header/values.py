@@ -87,6 +87,7 @@ class Role(StrEnum):
     SHARED_EXPERT = "shared_expert"
     RECURRENT = "recurrent"
     NORM = "norm"
+    ROPE = "rope"  # frequencies that every place with blocks keeps a copy of
     OUTPUT = "output"
     UNUSED = "unused"
     OTHER = "other"
@@ -114,6 +115,11 @@ class TensorGroup(NamedTuple):
         largest_bytes: the largest single tensor.
         repackable_bytes: the part in matrices that a matmul reads and whose rows (ne1) are a multiple of 8;
             whether they are repacked depends on type and CPU.
+        row_multiple: a power of two up to 64 that divides the rows of each repackable matrix.
+        padding_bytes: what a buffer adds that aligns each tensor to 32 bytes (CPU, RPC).
+        cuda_padding_bytes: what CUDA's buffer adds: 128 bytes alignment, quantised rows filled up to 512 elements.
+        shard: the file they lie in, by its place in `shards`.
+        first_byte, end_byte: from the first of them to the end of the last, in that file; both 0 where unknown.
     """
 
     block: int | None
@@ -124,12 +130,25 @@ class TensorGroup(NamedTuple):
     n_bytes: int
     largest_bytes: int
     repackable_bytes: int
+    row_multiple: int = 64
+    padding_bytes: int = 0
+    cuda_padding_bytes: int = 0
+    shard: int = 0
+    first_byte: int = 0
+    end_byte: int = 0
 
 
 class LayerKv(NamedTuple):
     """What one block caches: elements per token of K and of V, both 0 where it caches nothing.
 
-    MLA caches K only: `v` is 0. `indexer` is the extra key of sparse attention, elements per token.
+    MLA caches K only: `v` is 0.
+
+    Args:
+        indexer: the extra key of sparse attention, elements per token.
+        indexer_v: the values that some engines' indexer caches keep besides.
+        padded_v: elements of V without flash attention, when each block's are as wide as the widest's.
+        extra_state: f32 elements of recurrent state besides `RecurrentShape`, per sequence.
+        compress_ratio: tokens per cell of a compressed cache beside the sliding one (deepseek4); 0: none.
     """
 
     attention: Attention
@@ -138,6 +157,10 @@ class LayerKv(NamedTuple):
     k: int
     v: int
     indexer: int = 0
+    indexer_v: int = 0
+    padded_v: int = 0
+    extra_state: int = 0
+    compress_ratio: int = 0
 
 
 class RecurrentShape(NamedTuple):
