@@ -9,7 +9,7 @@ from magnitude_tune.errors import HeaderError, UsageError
 from magnitude_tune.fingerprint.layouts import extra_buffers
 from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 from magnitude_tune.footprint.batch import Batch, cells
-from magnitude_tune.footprint.compute import Compute, Phases, Widths
+from magnitude_tune.footprint.compute import Compute
 from magnitude_tune.footprint.host import HostCosts
 from magnitude_tune.footprint.kv_cache import KvCache
 from magnitude_tune.footprint.parts import HOST, Part
@@ -87,10 +87,10 @@ class _Model:
         self._pool_index = tuple(self._pool_names.index(name) for name in self._pool_of_place)
         self._weights = Weights(header, RepackRules(buffers, machine.cpu.features, header.n_vocab), backends)
         self._kv = KvCache(header)
-        self._compute = Compute(Widths.of(header, self._kv.has_full, self._kv.has_sliding), backends)
+        self._compute = Compute(header, backends)
         self._host = HostCosts(header, engine, backends)
         self._placements: dict[tuple[object, ...], Placement] = {}
-        self._batches: dict[tuple[object, ...], tuple[Batch, Phases]] = {}
+        self._batches: dict[tuple[object, ...], Batch] = {}
         self._weights_priced: dict[tuple[object, ...], _Priced] = {}
         self._context_priced: dict[tuple[object, ...], _Priced] = {}
         self._host_priced: dict[tuple[object, ...], _Priced] = {}
@@ -146,14 +146,12 @@ class _Model:
         return weights, context, host
 
     def _context_parts(self, settings: Settings) -> list[Part]:
-        prepared = self._batches.get(key := _BATCH(settings))
-        if prepared is None:
-            batch = self._batch(settings)
-            prepared = self._batches[key] = (batch, self._compute.phases(batch))
-        batch, phases = prepared
+        batch = self._batches.get(key := _BATCH(settings))
+        if batch is None:
+            batch = self._batches[key] = self._batch(settings)
         placement = self._placement(settings)
         largest = self._weights.largest_on_host(placement, settings.n_cpu_moe)
-        return [*self._kv.parts(placement, batch), *self._compute.parts(placement, batch, phases, largest)]
+        return [*self._kv.parts(placement, batch), *self._compute.parts(placement, batch, largest)]
 
     def _batch(self, settings: Settings) -> Batch:
         n_ctx = settings.n_ctx if settings.n_ctx > 0 else self._header.context_length or DEFAULT_N_CTX

@@ -1,0 +1,155 @@
+"""Attention over a cache, or within a batch where there is none.
+
+Source: `build_qkv`, `build_attn` and `build_attn_mha` in src/llama-graph.cpp, `cpy_k` and `cpy_v` in
+src/llama-kv-cache.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from magnitude_tune.footprint.graph.frame import Cache, Frame, Layer
+from magnitude_tune.footprint.graph.tensors import F16, F32, Tensor
+
+__all__ = ["Heads", "Qkv", "attend", "heads_of", "mix", "project", "rotated", "store"]
+
+
+class Heads(NamedTuple):
+    """Heads of queries and of keys and values, and the elements of one head of K and of V."""
+
+    queries: int
+    cached: int
+    k: int
+    v: int
+
+
+class Qkv(NamedTuple):
+    """Queries, keys and values: [elements, heads, tokens]. K and V are None where a block reads another's cache."""
+
+    q: Tensor
+    k: Tensor | None
+    v: Tensor | None
+
+
+def heads_of(layer: Layer) -> Heads:
+    """Heads of a block from what it caches."""
+    kv = layer.kv
+    cached = max(1, kv.head_count_kv)
+    return Heads(max(1, kv.head_count), cached, max(1, kv.k // cached), max(1, (kv.v or kv.k) // cached))
+
+
+def project(frame: Frame, layer: Layer, source: Tensor, heads: Heads) -> Qkv:
+    """Q, K and V of one block, from one matrix or from three."""
+    graph, tokens = frame.graph, frame.tokens
+    q, k, v = heads.queries * heads.k, heads.cached * heads.k, heads.cached * heads.v
+    if "attn_qkv.weight" in layer.shapes:
+        fused = frame.linear(source, layer, "attn_qkv")
+        if frame.has("attention.clamp_kqv"):
+            fused = graph.like("clamp", fused)
+        row = (q + k + v) * F32
+        return Qkv(
+            graph.view(fused, heads.k, heads.queries, tokens, nb=(F32, heads.k * F32, row, row * tokens)),
+            graph.view(fused, heads.k, heads.cached, tokens, nb=(F32, heads.k * F32, row, row * tokens)),
+            graph.view(fused, heads.v, heads.cached, tokens, nb=(F32, heads.v * F32, row, row * tokens)),
+        )
+    made = [frame.linear(source, layer, name) for name in ("attn_q", "attn_k", "attn_v")]
+    if frame.has("attention.clamp_kqv"):
+        made = [graph.like("clamp", tensor) for tensor in made]
+    return Qkv(
+        graph.view(made[0], heads.k, heads.queries, tokens),
+        graph.view(made[1], heads.k, heads.cached, tokens),
+        graph.view(made[2], heads.v, heads.cached, tokens),
+    )
+
+
+def rotated(frame: Frame, source: Tensor, rotation: Tensor | None) -> Tensor:
+    """Multiplied by the rotation of a quantised cache; as it is where there is none."""
+    if rotation is None:
+        return source
+    graph, size = frame.graph, rotation.ne[0]
+    a, b, c, d = source.ne
+    rows = (a * b * c * d) // size
+    flat = graph.view(source, size, rows) if source.nb is None else graph.cont(source, size, rows)
+    return graph.view(graph.mul_mat(rotation, flat), *source.ne)
+
+
+def store(frame: Frame, layer: Layer, cache: Cache, k: Tensor | None, v: Tensor | None) -> None:
+    """Write K and V into the cache. Without flash attention V is kept transposed, in rows of the widest block."""
+    graph, tokens = frame.graph, frame.tokens
+    if k is not None:
+        rows = graph.view(k, k.ne[0] * k.ne[1], tokens)
+        graph.expand(graph.set_rows(graph.cache(layer.place, rows.ne[0], 1), rows, cache.k_ids))
+    if v is None:
+        return
+    width = v.ne[0] * v.ne[1]
+    if frame.options.flash_attn:
+        rows = graph.view(v, width, tokens)
+    else:
+        flat = graph.view(v, width, tokens) if v.nb is None else graph.cont(v, width, tokens)
+        if width < cache.widest_v:
+            flat = graph.op("pad", (cache.widest_v, tokens), flat)
+        rows = graph.view(flat, 1, flat.ne[0] * tokens)
+    graph.expand(graph.set_rows(graph.cache(layer.place, rows.ne[0], 1), rows, cache.v_ids))
+
+
+def mix(frame: Frame, layer: Layer, q: Tensor, cache: Cache, *, bias: Tensor | None = None) -> Tensor:
+    """Softmax(K Q) V over a cache: [elements of V x heads, tokens]."""
+    graph, heads, streams = frame.graph, heads_of(layer), frame.streams
+    k = graph.view(graph.cache(layer.place, 1), heads.k, heads.cached, cache.cells, streams)
+    v = graph.view(graph.cache(layer.place, 1), heads.v, heads.cached, cache.cells, streams)
+    return combine(frame, layer, (q, k, v), streams, cache.mask, bias=bias)
+
+
+def combine(
+    frame: Frame,
+    layer: Layer,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    streams: int,
+    mask: Tensor,
+    *,
+    bias: Tensor | None = None,
+    v_is_transposed: bool = True,
+) -> Tensor:
+    """`build_attn_mha` without the matrix that MLA appends."""
+    graph, tokens = frame.graph, frame.tokens
+    q, k, v = qkv
+    width, n_heads = v.ne[0], q.ne[1]
+    q = graph.permute(graph.view(q, q.ne[0], n_heads, tokens // streams, streams, nb=(*q.strides[:3], -1)), 0, 2, 1, 3)
+    k, v = graph.permute(k, 0, 2, 1, 3), graph.permute(v, 0, 2, 1, 3)
+    sinks = frame.weight(layer, "attn_sinks.weight")
+    if frame.options.flash_attn and bias is None:
+        k = graph.cast(k, F16) if k.kind == F32 else k
+        v = graph.cast(v, F16) if v.kind == F32 else v
+        operands = (q, k, v, mask, *((sinks,) if sinks else ()))
+        mixed = graph.op("flash_attn", (width, n_heads, tokens // streams, streams), *operands)
+        result = graph.view(mixed, width * n_heads, tokens)
+    else:
+        scores = graph.mul_mat(k, q)
+        if bias is not None:
+            scores = graph.add(scores, bias)
+        scores = graph.like("soft_max", scores, mask, *((sinks,) if sinks else ()))
+        if not v_is_transposed:
+            v = graph.cont(graph.transpose(v))
+            mixed = graph.mul_mat(v, scores)
+        else:
+            mixed = graph.op("mul_mat", (width, tokens // streams, n_heads, streams), v, scores)
+        result = graph.cont(graph.permute(mixed, 0, 2, 1, 3), width * n_heads, tokens)
+    graph.expand(result)
+    return result
+
+
+def attend(frame: Frame, layer: Layer, cache: Cache, qkv: Qkv, *, v_first: bool, bias: Tensor | None = None) -> Tensor:
+    """Attention of one block over its cache, output matrix included.
+
+    `v_first`: V is computed before K, as in models with one cache; those with two keep the order Q, K, V.
+    """
+    graph = frame.graph
+    q = rotated(frame, qkv.q, cache.k_rotation)
+    k = rotated(frame, qkv.k, cache.k_rotation) if qkv.k is not None else None
+    v = rotated(frame, qkv.v, cache.v_rotation) if qkv.v is not None else None
+    for tensor in (q, v, k) if v_first else (q, k, v):
+        if tensor is not None:
+            graph.expand(tensor)
+    store(frame, layer, cache, k, v)
+    mixed = mix(frame, layer, q, cache, bias=bias)
+    return frame.linear(rotated(frame, mixed, cache.v_rotation), layer, "attn_output")

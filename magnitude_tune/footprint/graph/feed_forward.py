@@ -1,0 +1,155 @@
+"""Feed-forward networks: dense ones and mixtures of experts.
+
+Source: `build_ffn` and `build_moe_ffn` in src/llama-graph.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from magnitude_tune.footprint.graph.frame import Frame, Layer
+from magnitude_tune.footprint.graph.tensors import Tensor
+
+__all__ = ["Routing", "dense", "experts"]
+
+
+class Routing(NamedTuple):
+    """How a mixture picks its experts.
+
+    Args:
+        used: experts a token uses.
+        softmax_late: the weights of the chosen experts go through softmax, instead of all scores before.
+        normalised: weights are divided by their sum.
+        scaled: weights are multiplied by a number.
+        groups: of experts, of which only some are looked at; 0 or 1: none.
+        weight_first: the input is weighted, not the output.
+    """
+
+    used: int
+    softmax_late: bool = False
+    normalised: bool = True
+    scaled: bool = False
+    groups: int = 0
+    groups_used: int = 0
+    weight_first: bool = False
+
+
+def dense(frame: Frame, layer: Layer, source: Tensor, suffix: str = "", *, squared: bool = False) -> Tensor:
+    """`ffn_up`, `ffn_gate` and `ffn_down`, with whatever of them and of their biases the block has.
+
+    An `ffn_up` twice as wide as `ffn_down` reads holds the gate too. `squared`: relu, squared.
+    """
+    graph = frame.graph
+    up = frame.linear(source, layer, f"ffn_up{suffix}")
+    down = layer.shapes.get(f"ffn_down{suffix}.weight", (up.ne[0], 1))
+    if f"ffn_gate{suffix}.weight" in layer.shapes:
+        inner = graph.gated(frame.linear(source, layer, f"ffn_gate{suffix}"), up)
+    elif up.ne[0] == 2 * down[0]:
+        inner = graph.gated_halves(up)
+    else:
+        inner = graph.unary(up)
+        if squared:
+            inner = graph.like("sqr", inner)
+    return frame.linear(inner, layer, f"ffn_down{suffix}")
+
+
+def experts(
+    frame: Frame, layer: Layer, source: Tensor, routing: Routing, *, suffix: str = "_exps", scores: Tensor | None = None
+) -> Tensor:
+    """The experts' part of one block.
+
+    Args:
+        frame: the graph.
+        layer: its tensors are `ffn_{gate,up,gate_up,down}{suffix}`.
+        source: [n_embd, tokens].
+        routing: how experts are picked.
+        suffix: of the tensors' names.
+        scores: of the router, where it read something else than `source`.
+    """
+    graph, used = frame.graph, routing.used
+    n_embd, n_tokens = source.ne[0], source.ne[1]
+    chosen, weights = _route(frame, layer, source, routing, scores)
+    graph.expand(weights)
+    spread = graph.view(source, n_embd, 1, n_tokens)
+    if routing.weight_first:
+        spread = graph.mul(graph.op("repeat", (n_embd, used, n_tokens), spread), weights)
+    inner = _inner(frame, layer, spread, chosen, suffix)
+    outputs = _expert(frame, layer, inner, chosen, f"ffn_down{suffix}")
+    if not routing.weight_first:
+        outputs = graph.mul(outputs, weights)
+    graph.expand(outputs)
+    row = outputs.strides[2]
+    parts = [graph.view(outputs, n_embd, n_tokens, nb=(4, row, row * n_tokens, -1)) for _ in range(used)]
+    for part in parts:
+        graph.expand(part)
+    total = parts[0]
+    for part in parts[1:]:
+        total = graph.add(total, part)
+        graph.expand(total)
+    return graph.cont(total) if used == 1 else total
+
+
+def _route(
+    frame: Frame, layer: Layer, source: Tensor, routing: Routing, scores: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Ids of the chosen experts [used, tokens] and their weights [1, used, tokens]."""
+    graph, used = frame.graph, routing.used
+    if scores is None:
+        scores = frame.linear(source, layer, "ffn_gate_inp")
+    n_experts, n_tokens = scores.ne[0], scores.ne[1]
+    probabilities = scores if routing.softmax_late else graph.like("soft_max", scores)
+    selection = probabilities
+    if bias := frame.weight(layer, "exp_probs_b.bias"):
+        selection = graph.add(probabilities, bias)
+    if routing.groups > 1:
+        selection = _in_groups(frame, selection, routing)
+    chosen = graph.top_k(selection, used)
+    weights = graph.get_rows(graph.view(probabilities, 1, n_experts, n_tokens), chosen)
+    if routing.softmax_late:
+        weights = graph.like("soft_max", graph.view(weights, used, n_tokens))
+        weights = graph.view(weights, 1, used, n_tokens)
+    if routing.normalised:
+        flat = graph.view(weights, used, n_tokens)
+        total = graph.like("clamp", graph.op("sum_rows", (1, n_tokens), flat))
+        weights = graph.view(graph.like("div", flat, total), 1, used, n_tokens)
+    return chosen, graph.scale(weights) if routing.scaled else weights
+
+
+def _in_groups(frame: Frame, selection: Tensor, routing: Routing) -> Tensor:
+    """Scores with the groups left out that hold no good expert."""
+    graph = frame.graph
+    n_experts, n_tokens = selection.ne[0], selection.ne[1]
+    per_group, groups, used = n_experts // routing.groups, routing.groups, max(1, routing.groups_used)
+    grouped = graph.view(selection, per_group, groups, n_tokens)
+    best = graph.top_k(grouped, 2)
+    best_scores = graph.op(
+        "get_rows", (1, 2, groups, n_tokens), graph.view(grouped, 1, per_group, groups, n_tokens), best
+    )
+    sums = graph.op("sum_rows", (1, groups, n_tokens), graph.view(best_scores, 2, groups, n_tokens))
+    chosen = graph.top_k(graph.view(sums, groups, n_tokens), used)
+    kept = graph.op("get_rows", (per_group, used, n_tokens), grouped, chosen)
+    masked = graph.set_rows(graph.like("fill", grouped), kept, chosen)
+    return graph.view(masked, n_experts, n_tokens)
+
+
+def _inner(frame: Frame, layer: Layer, source: Tensor, chosen: Tensor, suffix: str) -> Tensor:
+    graph = frame.graph
+    if f"ffn_gate_up{suffix}.weight" in layer.shapes:
+        both = _expert(frame, layer, source, chosen, f"ffn_gate_up{suffix}")
+        half = (both.ne[0] // 2, *both.ne[1:])
+        return graph.gated(graph.part(both, *half), graph.part(both, *half))
+    up = _expert(frame, layer, source, chosen, f"ffn_up{suffix}")
+    if f"ffn_gate{suffix}.weight" not in layer.shapes:
+        return graph.unary(up)
+    return graph.gated(_expert(frame, layer, source, chosen, f"ffn_gate{suffix}"), up)
+
+
+def _expert(frame: Frame, layer: Layer, source: Tensor, chosen: Tensor, name: str) -> Tensor:
+    graph = frame.graph
+    weight = frame.weight(layer, f"{name}.weight") or graph.weight(layer.place, source.ne[0], source.ne[0], 1)
+    result = graph.mul_mat_id(weight, source, chosen)
+    if frame.weight(layer, f"{name}.scale"):
+        # A scale for each expert is spread over the tokens first.
+        result = graph.mul(result, graph.get_rows(graph.weight(layer.place, 1, weight.ne[2]), chosen))
+    bias = frame.weight(layer, f"{name}.bias")
+    return graph.like("add_id", result, bias, chosen) if bias else result

@@ -1,0 +1,42 @@
+"""Which recipe an architecture follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from magnitude_tune.footprint.graph.frame import Frame
+from magnitude_tune.footprint.graph.recipes.transformer import Style, transformer
+
+__all__ = ["Recipe", "recipe_of"]
+
+
+class Recipe(NamedTuple):
+    """How to build a graph; `known` is False where an architecture is only taken to be an ordinary transformer."""
+
+    build: Callable[[Frame], None]
+    known: bool
+
+
+_GEMMA: Final = Style(embed_scaled=True, q_scaled=True)
+
+_STYLES: Final = {
+    "llama": Style(),
+    "qwen2": Style(),
+    "qwen3": Style(),
+    "qwen2moe": Style(normalised=False),
+    "qwen3moe": Style(),
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "phi3": Style(q_scaled=True),
+    "gpt-oss": Style(late_rows=True, softmax_late=True, normalised=False),
+    "cohere2": Style(layer_norm=True, parallel=True, rope="sliding", logits_scaled=True),
+    "starcoder2": Style(layer_norm=True),
+}
+
+
+def recipe_of(architecture: str) -> Recipe:
+    """The recipe of an architecture."""
+    style = _STYLES.get(architecture)
+    return Recipe(lambda frame: transformer(frame, style or Style()), style is not None)

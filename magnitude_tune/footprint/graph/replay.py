@@ -1,0 +1,138 @@
+"""Compute buffers of any batch on any placement, from replayed graphs that are built once for each structure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from magnitude_tune.footprint.batch import Batch
+from magnitude_tune.footprint.graph.dims import PLACEHOLDERS, Dims, evaluate
+from magnitude_tune.footprint.graph.frame import Frame, Layer, Options
+from magnitude_tune.footprint.graph.layout import Layout, lay_out
+from magnitude_tune.footprint.graph.packing import peak_bytes
+from magnitude_tune.footprint.graph.recipes.registry import recipe_of
+from magnitude_tune.footprint.graph.scheduler import schedule
+from magnitude_tune.footprint.placement import Placement
+from magnitude_tune.header.values import Attention, LayerKv, ModelHeader
+
+__all__ = ["Replay"]
+
+_IN_PLACE: Final = frozenset(
+    {"fill", "scale", "add", "add_id", "sub", "mul", "div", "sqr", "sqrt", "log", "unary", "rope", "rms_norm"}
+    | {"clamp", "soft_max"}
+)
+_ALIGNMENT: Final = 32
+_PLAIN: Final = frozenset({"f32", "f16", "bf16"})
+_NO_KV: Final = LayerKv(Attention.NONE, 0, 0, 0, 0)
+
+
+class _Kept(NamedTuple):
+    """A block that stands for its like: its number, where it is, and whether it is the last."""
+
+    block: int
+    place: int
+    is_last: bool
+
+
+class Replay:
+    """Compute buffers of one model."""
+
+    def __init__(self, header: ModelHeader) -> None:
+        self._header = header
+        self._recipe = recipe_of(header.architecture)
+        self._n_blocks = max(0, header.block_count - max(0, header.nextn_predict_layers))
+        self._kinds = [self._kind(index) for index in range(self._n_blocks)]
+        self._blocks: dict[Placement, tuple[_Kept, ...]] = {}
+        self._layouts: dict[tuple[object, ...], Layout] = {}
+        self._peaks: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self.known = self._recipe.known
+
+    def buffers(self, placement: Placement, batch: Batch, n_outputs: int, *, pipelined: bool) -> tuple[int, ...]:
+        """Bytes of the compute buffer of the CPU and of each span of the placement."""
+        blocks = self._blocks.get(placement)
+        if blocks is None:
+            blocks = self._blocks[placement] = self._contracted(placement)
+        options = self._options(placement, batch)
+        structure = (blocks, options, len(placement.spans), pipelined)
+        tokens = -(-batch.n_tokens // batch.n_slots)
+        dims = Dims(tokens, batch.n_slots, batch.cells.full, batch.cells.sliding, n_outputs)
+        key = (structure, dims)
+        found = self._peaks.get(key)
+        if found is None:
+            layout = self._layouts.get(structure)
+            if layout is None:
+                layout = self._layouts[structure] = self._layout(blocks, options, len(placement.spans), pipelined)
+            sizes = [-(-evaluate(size, dims) // _ALIGNMENT) * _ALIGNMENT for size in layout.sizes]
+            found = self._peaks[key] = tuple(peak_bytes(events, sizes) for events in layout.events)
+        return found
+
+    def _layout(self, blocks: tuple[_Kept, ...], options: Options, n_devices: int, pipelined: bool) -> Layout:
+        frame = self._frame(blocks, options, PLACEHOLDERS)
+        self._recipe.build(frame)
+        plan = schedule(frame.graph, n_devices + 1, pipelined=pipelined)
+        return lay_out(plan, n_devices + 1, _IN_PLACE)
+
+    def _frame(self, blocks: tuple[_Kept, ...], options: Options, dims: Dims) -> Frame:
+        header = self._header
+        layers = tuple(
+            Layer(
+                block=kept.block,
+                shapes=header.shapes.of_block(kept.block),
+                kv=self._kv(kept.block),
+                place=kept.place,
+                is_last=kept.is_last,
+                slides=self._slides(kept.block),
+            )
+            for kept in blocks
+        )
+        return Frame(layers, header.shapes.outer, header.shapes.hparams, dims, options)
+
+    def _options(self, placement: Placement, batch: Batch) -> Options:
+        rotated = [layer for layer in self._header.layers if layer.k]
+        rotatable = all((layer.k // max(1, layer.head_count_kv)) % 64 == 0 for layer in rotated)
+        span_of = {span.place: index for index, span in enumerate(placement.spans, start=1)}
+        return Options(
+            flash_attn=batch.flash_attn,
+            one_stream=batch.cells.streams == 1,
+            rotates_k=rotatable and batch.type_k not in _PLAIN,
+            rotates_v=rotatable and batch.type_v not in _PLAIN,
+            full_offload=placement.all_offloaded,
+            output_place=span_of.get(placement.output_place, 0),
+            ggml=(25, 3),
+        )
+
+    def _contracted(self, placement: Placement) -> tuple[_Kept, ...]:
+        """The blocks that matter: one of each kind between each pair of neighbours, at each place.
+
+        Memory is reused from block to block, so a block between two of its like adds nothing that the first of such
+        blocks did not.
+        """
+        places = _places(placement, self._n_blocks)
+        seen: set[tuple[object, ...]] = set()
+        kept = []
+        padded: Sequence[object] = [None, *zip(self._kinds, places, strict=True), None]
+        for index in range(self._n_blocks):
+            around = tuple(padded[index : index + 3])
+            if around not in seen:
+                seen.add(around)
+                kept.append(_Kept(index, places[index], index == self._n_blocks - 1))
+        return tuple(kept)
+
+    def _kind(self, index: int) -> tuple[object, ...]:
+        of_block = self._header.shapes.kind_of_block
+        return (of_block[index] if index < len(of_block) else -1, self._kv(index), self._slides(index))
+
+    def _kv(self, index: int) -> LayerKv:
+        return self._header.layers[index] if index < len(self._header.layers) else _NO_KV
+
+    def _slides(self, index: int) -> bool:
+        return self._kv(index).attention is Attention.SLIDING and self._header.sliding_window > 0
+
+
+def _places(placement: Placement, n_blocks: int) -> list[int]:
+    """For each block 0 for the CPU, or the number of its span from 1 on."""
+    places = [0] * n_blocks
+    for number, span in enumerate(placement.spans, start=1):
+        for index in range(span.first, min(span.end, n_blocks)):
+            places[index] = number
+    return places
