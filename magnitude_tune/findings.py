@@ -52,6 +52,9 @@ class Rule(Enum):
     ENGINE_ENDED = ("MT030", Severity.ERROR)
     TARGET_REACHED = ("MT031", Severity.INFO)
     MACHINE_LIMITED = ("MT040", Severity.INFO)
+    ENGINE_REFUSES = ("MT041", Severity.WARNING)
+    DRAFT_DROPPED = ("MT042", Severity.WARNING)
+    PROJECTOR_ASSUMED = ("MT043", Severity.WARNING)
 
     def __init__(self, id_: str, severity: Severity) -> None:
         self.id = id_

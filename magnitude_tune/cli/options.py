@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand
 
 __all__ = [
+    "ENGINE_BUILD",
     "ENGINE_PATH",
     "EXPLAIN",
     "JSON",
     "MACHINE",
+    "MEMORY_SETTINGS",
     "OUTPUT",
     "QUIET",
     "RPC",
     "SYSROOT",
     "VERBOSE",
+    "SettingsCommand",
     "with_settings",
 ]
 
@@ -41,6 +45,15 @@ ENGINE_PATH = Annotated[
 RPC = Annotated[
     list[str] | None,
     typer.Option("--rpc", metavar="HOST:PORT", help="A ggml-rpc-server whose devices may be used; repeatable."),
+]
+
+ENGINE_BUILD = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-build",
+        metavar="VERSION",
+        help="Plan by the rules of this build: a ggml version (0.20.0), a llama.cpp build (b10434) or newest.",
+    ),
 ]
 
 SETTINGS: Final = {
@@ -67,15 +80,42 @@ SETTINGS: Final = {
     "target": "The least magnitude that reaches this, for example tg>=15 or ttft_seconds<=0.8.",
 }
 
+MEMORY_SETTINGS: Final = tuple(name for name in SETTINGS if name not in ("magnitude", "model", "target"))
+"""Settings of an engine: those that `inspect` prices."""
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+_SWITCHES: Final = ("--kv-unified", "--repack")
+_SWITCH_WORDS: Final = frozenset({"on", "off", "auto", "true", "false", "yes", "no", "1", "0", "enabled", "disabled"})
+
+
+class SettingsCommand(TyperCommand):
+    """A command whose switches may stand alone, as llama.cpp's do: `--repack` is on, `--no-repack` is off."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give every switch its value before the options are read."""
+        return super().parse_args(ctx, list(_with_values(args)))
+
+
+def _with_values(args: list[str]) -> Iterator[str]:
+    for argument, following in zip(args, [*args[1:], ""], strict=False):
+        switch = argument.replace("--no-", "--", 1)
+        if argument in _SWITCHES:
+            yield argument
+            if following.lower() not in _SWITCH_WORDS:
+                yield "on"
+        elif switch in _SWITCHES:
+            yield from (switch, "off")
+        else:
+            yield argument
+
+
+def with_settings(command: Callable[..., None], names: Collection[str] = tuple(SETTINGS)) -> Callable[..., None]:
     """Give a command one option per setting; it receives those that were used as `flags`, by name, as text."""
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for name, parameter in signature.parameters.items() if name != "flags"]
-    options = [_option(name, text) for name, text in SETTINGS.items()]
+    options = [_option(name, SETTINGS[name]) for name in names]
 
     def run(**values: Any) -> None:
-        given = [(name, values.pop(name)) for name in SETTINGS]
+        given = [(name, values.pop(name)) for name in names]
         command(**values, flags=tuple((name, value) for name, value in given if value is not None))
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__

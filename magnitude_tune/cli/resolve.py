@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from magnitude_tune.cli.options import (
+    ENGINE_BUILD,
     ENGINE_PATH,
     EXPLAIN,
     JSON,
@@ -16,6 +17,7 @@ from magnitude_tune.cli.options import (
     QUIET,
     RPC,
     SYSROOT,
+    SettingsCommand,
     with_settings,
 )
 
@@ -35,7 +37,7 @@ WHAT = Annotated[str, typer.Argument(metavar="AGENT.YAML|MODEL", help="An agent'
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command(epilog=EPILOG)(with_settings(resolve))
+    app.command(epilog=EPILOG, cls=SettingsCommand)(with_settings(resolve))
 
 
 def resolve(
@@ -50,6 +52,7 @@ def resolve(
     machine: MACHINE = None,
     sysroot: SYSROOT = None,
     engine_path: ENGINE_PATH = None,
+    engine_build: ENGINE_BUILD = None,
     rpc: RPC = None,
     quiet: QUIET = False,
     flags: tuple[tuple[str, str], ...] = (),
@@ -69,6 +72,7 @@ def resolve(
         machine=machine,
         sysroot=sysroot,
         engine_path=engine_path,
+        engine_build=engine_build,
         rpc=tuple(rpc or ()),
         history=not no_history,
         magnitudes=CURVE if curve else (),

@@ -42,6 +42,7 @@ class ResolveOptions(NamedTuple):
         flags: settings from the command line, by llama.cpp's names, as text.
         machine: a stored machine's file or name; None for this machine.
         history: whether measurements made here count.
+        engine_build: the build whose rules hold, where it is not the one found here.
         magnitudes: where to state the curve.
         busy_cores: cores that others keep busy; whoever launches at once samples them.
         measure_disk: whether to measure how fast the model is read, where that is not known yet.
@@ -52,6 +53,7 @@ class ResolveOptions(NamedTuple):
     machine: str | None = None
     sysroot: str | None = None
     engine_path: str | None = None
+    engine_build: str | None = None
     rpc: tuple[str, ...] = ()
     history: bool = True
     magnitudes: Sequence[float] = ()
@@ -89,6 +91,10 @@ def resolve_request(options: ResolveOptions) -> Resolved:
     )
     engine, about_engine = choose_engine(found, _wanted_engine(options, request), request.sources.get("engine"))
     machine = machine_for_engine(found, engine)
+    if options.engine_build is not None:
+        from magnitude_tune.pipeline.engine_build import with_build
+
+        engine = with_build(engine, options.engine_build, machine.cpu)
     with_history = options.history and options.sysroot is None
     evidence, about_history = history(header, machine, engine, request.workload) if with_history else ((), ())
     subject = Subject(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from magnitude_tune.observations.statistics import Summary
 from magnitude_tune.report.bench_grid_rows import GridResult, GridRow, grid_rows, measured
 from magnitude_tune.report.resolution_json import settings_document
-from magnitude_tune.report.resolution_text import finding_lines, rows_text
+from magnitude_tune.report.rows import finding_lines, rows_text
 from magnitude_tune.units import format_bytes, format_rate, format_seconds
 
 __all__ = ["grid_text"]

@@ -11,7 +11,7 @@ from magnitude_tune.bench.values import BenchResult, PromiseItem, Quantity
 from magnitude_tune.observations.statistics import summarise
 from magnitude_tune.observations.values import Disturbance, Measurement
 from magnitude_tune.pipeline.resolve import Resolved
-from magnitude_tune.report.resolution_text import finding_lines, rows_text
+from magnitude_tune.report.rows import finding_lines, rows_text
 from magnitude_tune.units import format_bytes, format_rate, format_seconds
 
 __all__ = ["bench_text", "between_text", "disturbance_text"]

@@ -8,7 +8,7 @@ from typing import Final
 from magnitude_tune.observations.compare import Comparison, Difference
 from magnitude_tune.observations.history import StoredRun, StoredTest, short_ids
 from magnitude_tune.observations.imports import Imported
-from magnitude_tune.report.resolution_text import rows_text
+from magnitude_tune.report.rows import rows_text
 from magnitude_tune.units import format_rate
 
 __all__ = ["MAX_SHOWN", "comparison_text", "history_text", "import_text"]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import asdict, dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from magnitude_tune.header.values import Attention, ModelHeader, TensorGroup
 
-__all__ = ["Sums", "inspect_document", "sums_by"]
+if TYPE_CHECKING:
+    from magnitude_tune.pipeline.inspection import Planned
+
+__all__ = ["Sums", "inspect_document", "planned_document", "sums_by"]
 
 _Label = TypeVar("_Label", bound=Hashable)
 
@@ -77,6 +80,25 @@ def inspect_document(header: ModelHeader) -> dict[str, object]:
         "content_hash": header.content_hash,
         "unknown_types": list(header.unknown_types),
         "notes": list(header.notes),
+    }
+
+
+def planned_document(planned: Planned) -> dict[str, object]:
+    """What `inspect --json` adds where settings are given: terms, their sums by pool, and what they hold for."""
+    from magnitude_tune.report.resolution_json import finding_documents, settings_document
+    from magnitude_tune.report.terms import pool_documents, term_document
+
+    engine = planned.engine
+    terms = planned.footprint.terms
+    return {
+        "settings": settings_document(planned.settings),
+        "machine": {"hash": planned.machine.machine_hash, "hostname": planned.machine.hostname},
+        "engine": None
+        if engine is None
+        else {"name": engine.name, "build": engine.build, "ggml_version": engine.ggml_version},
+        "terms": [term_document(term) for term in terms],
+        "pools": pool_documents(terms),
+        "findings": finding_documents(planned.findings),
     }
 
 

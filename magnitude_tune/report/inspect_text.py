@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from magnitude_tune.header.values import Attention, FileKind, LayerKv, ModelHeader, Role
 from magnitude_tune.report.inspect_json import Sums, inspect_document, sums_by
 from magnitude_tune.units import format_bytes
 
-__all__ = ["inspect_page"]
+if TYPE_CHECKING:
+    from magnitude_tune.pipeline.inspection import Planned
+
+__all__ = ["inspect_page", "planned_page"]
 
 _LABEL = 15
 _KINDS = {
@@ -33,6 +37,29 @@ def inspect_page(header: ModelHeader) -> str:
     if header.notes:
         sections.append(["Notes", *(f"  - {note}" for note in header.notes)])
     return _shown("\n\n".join("\n".join(lines) for lines in sections))
+
+
+def planned_page(planned: Planned) -> str:
+    """What `inspect` adds where settings are given: all of them, what they hold for, and the terms."""
+    from magnitude_tune.report.resolution_json import settings_document
+    from magnitude_tune.report.rows import finding_lines, rows_text
+    from magnitude_tune.report.terms import terms_text
+
+    engine = planned.engine
+    rows = [
+        ("machine", planned.machine.hostname),
+        ("engine", f"{engine.name} {engine.build}" if engine else "none found: planned as for the newest llama-server"),
+        *((name, _value(value)) for name, value in settings_document(planned.settings).items() if value != []),
+    ]
+    sections = ["Settings\n" + rows_text(rows), terms_text(planned.footprint.terms)]
+    sections.append("\n".join(finding_lines(planned.findings)))
+    return _shown("\n\n".join(section for section in sections if section))
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _title(header: ModelHeader) -> list[str]:

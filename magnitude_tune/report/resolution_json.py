@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from magnitude_tune.findings import Finding
-from magnitude_tune.footprint.values import Term
 from magnitude_tune.pipeline.resolve import Resolved
+from magnitude_tune.report.terms import term_document
 from magnitude_tune.request import Settings
 from magnitude_tune.resolver.values import CurvePoint, PoolUse
 from magnitude_tune.throughput.values import Interval, Speed
@@ -72,11 +72,6 @@ def speed_document(speed: Speed) -> dict[str, object]:
 def interval_document(interval: Interval) -> dict[str, object]:
     """`{value, low, high, basis}`."""
     return interval._asdict()
-
-
-def term_document(term: Term) -> dict[str, object]:
-    """One term of the footprint."""
-    return term._asdict()
 
 
 def finding_documents(findings: Iterable[Finding]) -> list[dict[str, object]]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from magnitude_tune.findings import Finding, Severity
 from magnitude_tune.pipeline.resolve import Resolved
 from magnitude_tune.report.resolution_json import settings_document
+from magnitude_tune.report.rows import finding_lines, rows_text
 from magnitude_tune.resolver.advice import shown_magnitude
 from magnitude_tune.resolver.values import CurvePoint, Resolution
 from magnitude_tune.throughput.values import Interval, Speed
-from magnitude_tune.units import MIB, format_bytes, format_rate, format_seconds
+from magnitude_tune.units import format_bytes, format_rate, format_seconds
 
-__all__ = ["basis_text", "curve_text", "finding_lines", "resolution_text", "rows_text", "speed_text"]
+__all__ = ["basis_text", "curve_text", "resolution_text", "speed_text"]
 
 
 def resolution_text(resolved: Resolved, *, explain: bool) -> str:
@@ -29,30 +29,6 @@ def resolution_text(resolved: Resolved, *, explain: bool) -> str:
         "\n".join(finding_lines(resolution.findings)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def rows_text(rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Rows as aligned columns, two spaces apart; the columns named in `right` are set flush right."""
-    # A name from a file may hold line ends; a cell has none.
-    table = [tuple(" ".join(cell.splitlines()) for cell in row) for row in rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))] if table else []
-    lines = []
-    for row in table:
-        cells = (
-            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  " + "  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
-    """One line a finding, with what to do below it."""
-    words = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
-    for finding in findings:
-        where = ", ".join(str(part) for part in (finding.setting, finding.place) if part)
-        yield f"{words[finding.rule.severity]} {finding.rule.id}: {finding.message}" + (f" ({where})" if where else "")
-        if finding.fix:
-            yield f"  {finding.fix}"
 
 
 def basis_text(speed: Speed, interval: Interval) -> str:
@@ -138,20 +114,10 @@ def _memory(resolution: Resolution) -> str:
 
 
 def _terms(resolution: Resolution) -> str:
-    rows = [("term", "device", "pool", "reserved", "resident", "certainty", "rule")]
-    rows += [
-        (
-            term.name,
-            term.device,
-            term.pool,
-            f"{term.reserved_bytes / MIB:.2f} MiB",
-            f"{term.resident_bytes / MIB:.2f} MiB",
-            term.certainty,
-            term.rule,
-        )
-        for term in resolution.footprint.terms
-    ]
-    return "Terms\n" + rows_text(rows, right=(3, 4))
+    # Imported here: a page without terms needs none of it.
+    from magnitude_tune.report.terms import terms_text
+
+    return terms_text(resolution.footprint.terms)
 
 
 def speed_text(speed: Speed) -> str:

@@ -11,7 +11,7 @@ from magnitude_tune.observations.statistics import Summary, summarise
 from magnitude_tune.pipeline.resolve import Resolved
 from magnitude_tune.report.bench_text import between_text, disturbance_text
 from magnitude_tune.report.resolution_json import SCHEMA_VERSION, finding_documents, resolution_document
-from magnitude_tune.report.resolution_text import finding_lines, rows_text
+from magnitude_tune.report.rows import finding_lines, rows_text
 from magnitude_tune.throughput.values import Interval, Speed
 from magnitude_tune.units import format_bytes, format_rate, format_seconds
 

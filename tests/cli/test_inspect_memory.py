@@ -1,0 +1,250 @@
+"""`magnitude-tune inspect MODEL` with settings: the memory of exactly these settings, through the real console."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnitude_tune.units import MIB
+
+MACHINES = Path(__file__).parents[1] / "machines"
+CARD = ("--machine", MACHINES / "rtx4090-64g.json")
+TERM_KEYS = {
+    *("name", "device", "pool", "reserved_bytes", "resident_bytes", "certainty", "rule"),
+    *("low_bytes", "high_bytes"),
+}
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "magnitude_tune", "inspect", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def document(*arguments: str | Path) -> dict[str, Any]:
+    """What `--json` prints."""
+    done = run(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def total(found: dict[str, Any], name: str, device: str | None = None) -> int:
+    """Reserved bytes of the terms of that name."""
+    return sum(
+        term["reserved_bytes"] for term in found["terms"] if term["name"] == name and device in (None, term["device"])
+    )
+
+
+def test_without_settings_nothing_is_priced(real_model: Path) -> None:
+    """A plain `inspect` has neither terms nor settings: it says what the file says."""
+    assert not {"terms", "pools", "settings"} & document(real_model).keys()
+
+
+def test_terms_have_their_contract_and_sum_up(real_model: Path) -> None:
+    """Each term has all its keys, its interval holds its figure, and pools are the sums of their terms."""
+    found = document(real_model, "--n-ctx", "4096", *CARD, "--n-gpu-layers", "10")
+    assert next(iter(found)) == "schema_version"
+    assert all(set(term) == TERM_KEYS for term in found["terms"])
+    assert {term["certainty"] for term in found["terms"]} <= {"exact", "bounded", "estimated"}
+    for term in found["terms"]:
+        assert 0 <= term["low_bytes"] <= term["resident_bytes"] <= term["high_bytes"]
+        if term["certainty"] == "exact":
+            assert term["low_bytes"] == term["high_bytes"]
+    assert {pool["name"] for pool in found["pools"]} == {"ram", "cuda0"}
+    for pool in found["pools"]:
+        for figure in ("reserved_bytes", "resident_bytes", "low_bytes", "high_bytes"):
+            assert pool[figure] == sum(term[figure] for term in found["terms"] if term["pool"] == pool["name"])
+
+
+def test_what_is_not_given_has_its_documented_default(real_model: Path) -> None:
+    """8192 tokens, nothing offloaded, llama-server's batches, one slot, f16, mmap, repacking, no prompt cache."""
+    settings = document(real_model, "--n-threads", "2")["settings"]
+    batches = {"n_ctx": 8192, "n_gpu_layers": 0, "n_batch": 2048, "n_ubatch": 512, "n_parallel": 1}
+    cache = {"kv_unified": False, "type_k": "f16", "type_v": "f16", "flash_attn": "on", "cache_ram": 0}
+    weights = {"load_mode": "mmap", "repack": True, "n_cpu_moe": 0, "devices": [], "tensor_split": [], "main_gpu": 0}
+    expected = {**batches, **cache, **weights, "n_threads": 2}
+    assert {name: settings[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (("--n-ctx", "1000"), "n_ctx", 1000),
+        (("--n-batch", "1024"), "n_batch", 1024),
+        (("--n-ubatch", "64"), "n_ubatch", 64),
+        (("--n-parallel", "4"), "n_parallel", 4),
+        (("--kv-unified",), "kv_unified", True),
+        (("--kv-unified", "off"), "kv_unified", False),
+        (("--no-kv-unified",), "kv_unified", False),
+        (("--type-k", "q8_0"), "type_k", "q8_0"),
+        (("--type-v", "q4_0"), "type_v", "q4_0"),
+        (("--flash-attn", "off"), "flash_attn", "off"),
+        (("--repack",), "repack", True),
+        (("--no-repack",), "repack", False),
+        (("--repack", "off"), "repack", False),
+        (("--load-mode", "none"), "load_mode", "none"),
+        (("--cache-ram", "256"), "cache_ram", 256),
+        (("--n-cpu-moe", "3"), "n_cpu_moe", 3),
+        (("--main-gpu", "1"), "main_gpu", 1),
+        (("--n-threads-batch", "3"), "n_threads_batch", 3),
+        (("--n-gpu-layers", "all"), "n_gpu_layers", 19),
+        (("--n-gpu-layers", "-1"), "n_gpu_layers", 19),
+        (("--n-gpu-layers", "99"), "n_gpu_layers", 19),
+        (("--n-gpu-layers", "7"), "n_gpu_layers", 7),
+        (("--devices", "CUDA0", "--n-gpu-layers", "2"), "devices", ["CUDA0"]),
+        (("--devices", "none", "--n-gpu-layers", "2"), "devices", []),
+    ],
+)
+def test_every_setting_is_taken_as_given(
+    real_model: Path, arguments: tuple[str, ...], name: str, value: object
+) -> None:
+    """Every option that changes memory reaches the settings that are priced; a bare switch takes no model with it."""
+    assert document(*arguments, real_model, *CARD)["settings"][name] == value
+
+
+def test_settings_change_the_terms_they_are_about(real_model: Path) -> None:
+    """Context and KV type change the cache, the micro batch the compute buffer, layers the place of the weights."""
+    base = document(real_model, "--n-ctx", "8192", *CARD)
+    assert total(document(real_model, "--n-ctx", "16384", *CARD), "kv_cache") > total(base, "kv_cache")
+    small = document(real_model, "--n-ctx", "8192", "--type-k", "q8_0", "--type-v", "q8_0", *CARD)
+    assert total(small, "kv_cache") * 32 == total(base, "kv_cache") * 17
+    assert total(document(real_model, "--n-ubatch", "64", *CARD), "compute") < total(base, "compute")
+    assert total(document(real_model, "--cache-ram", "256", *CARD), "prompt_cache") == 256 * MIB
+    full = document(real_model, "--n-gpu-layers", "all", *CARD)
+    assert total(full, "weights", "CUDA0") > 0 == total(base, "weights", "CUDA0")
+
+
+def test_several_devices_share_the_layers_as_told(real_model: Path) -> None:
+    """`--tensor-split` becomes layers for each device; a device without any is left out."""
+    two = ("--machine", MACHINES / "dual-gpu.json")
+    names = document(real_model, *two, "--n-gpu-layers", "all")["settings"]["devices"]
+    assert len(names) == 2
+    found = document(real_model, *two, "--n-gpu-layers", "18", "--tensor-split", "1,2")["settings"]
+    assert found["tensor_split"] == [6, 12]
+    alone = document(real_model, *two, "--n-gpu-layers", "18", "--tensor-split", "0,1")["settings"]
+    assert (alone["devices"], alone["tensor_split"]) == ([names[1]], [])
+
+
+def test_layers_without_an_accelerator_are_said_to_have_no_effect(real_model: Path) -> None:
+    """On a machine without one, 99 layers are planned on the CPU, with a finding that says so."""
+    found = document(real_model, "--n-gpu-layers", "99", "--machine", MACHINES / "cpu-24g.json")
+    assert found["settings"]["n_gpu_layers"] == 0
+    assert {term["device"] for term in found["terms"]} == {"CPU"}
+    assert [finding["id"] for finding in found["findings"] if finding["setting"] == "n_gpu_layers"] == ["MT017"]
+
+
+def test_an_engine_need_not_be_there(real_model: Path) -> None:
+    """An engine that is not installed is planned for as a build for that machine; it needs no prompt cache to be."""
+    arguments = (real_model, "--machine", MACHINES / "cpu-24g.json", "--cache-ram", "64")
+    server = document(*arguments, "--engine", "llama_server")
+    embedded = document(*arguments, "--engine", "llama_cpp_python")
+    assert total(server, "prompt_cache") == 64 * MIB
+    assert total(embedded, "prompt_cache") == 0
+    assert embedded["engine"]["name"] == "llama_cpp_python"
+
+
+@pytest.mark.parametrize(("build", "version"), [("0.20.0", "0.20.0"), ("v0.25.3", "0.25.3"), ("newest", None)])
+def test_a_build_can_be_named(real_model: Path, build: str, version: str | None) -> None:
+    """`--engine-build` names the rules: of a version of ggml, or the newest."""
+    engine = document(real_model, "--engine-build", build, *CARD)["engine"]
+    assert (engine["build"], engine["ggml_version"]) == (build, version)
+
+
+@pytest.mark.parametrize("command", ["inspect", "resolve"])
+def test_an_unknown_build_lists_the_forms(real_model: Path, command: str) -> None:
+    """What is no build leaves with 2 and says what would be one."""
+    done = subprocess.run(
+        [sys.executable, "-m", "magnitude_tune", command, str(real_model), "--engine-build", "latest-ish"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-2:] == [
+        "error: --engine-build: 'latest-ish' is no build of an engine",
+        "hint: write a ggml version (0.20.0), a llama.cpp build (b10434) or newest",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (("--n-ctx", "many"), "--n-ctx"),
+        (("--n-ctx", "-5"), "--n-ctx"),
+        (("--n-ctx", "99999999999"), "--n-ctx"),
+        (("--n-gpu-layers", "-2"), "--n-gpu-layers"),
+        (("--n-gpu-layers", "some"), "--n-gpu-layers"),
+        (("--n-ubatch", "0"), "--n-ubatch"),
+        (("--n-parallel", "0"), "--n-parallel"),
+        (("--type-k", "q9_9"), "--type-k"),
+        (("--flash-attn", "perhaps"), "--flash-attn"),
+        (("--load-mode", "fast"), "--load-mode"),
+        (("--cache-ram", "-1"), "--cache-ram"),
+        (("--tensor-split", "a,b"), "--tensor-split"),
+        (("--tensor-split", "1,2,3", "--n-gpu-layers", "9"), "--tensor-split"),
+        (("--devices", "CUDA7", "--n-gpu-layers", "9"), "--devices"),
+        (("--engine", "vllm"), "--engine"),
+        (("--rpc", "127.0.0.1:1"), "--machine"),
+    ],
+)
+def test_wrong_values_leave_with_2(real_model: Path, arguments: tuple[str, ...], where: str) -> None:
+    """What is wrong, where, and what to do; nothing on stdout."""
+    done = run(real_model, *CARD, *arguments, "--json")
+    lines = done.stderr.splitlines()
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert lines[0].startswith(f"error: {where}: ")
+    assert lines[1].startswith("hint: ")
+
+
+def test_a_damaged_model_leaves_with_3(tmp_path: Path, real_model: Path) -> None:
+    """A truncated file is refused with settings as without."""
+    path = tmp_path / "cut.gguf"
+    with real_model.open("rb") as whole:
+        path.write_bytes(whole.read(8 << 20))
+    done = run(path, "--n-ctx", "512", "--json")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "bytes are missing" in done.stderr
+
+
+def test_the_table_has_sums_by_device_and_pool(real_model: Path) -> None:
+    """The page lists all settings and every term, a sum for each device, and one for everything."""
+    done = run(real_model, "--n-ctx", "4096", "--n-gpu-layers", "9", *CARD)
+    assert done.returncode == 0
+    page = done.stdout
+    terms = page[page.index("Terms\n") :]
+    assert "n_ubatch         512" in page
+    rows = [line.split() for line in terms.splitlines() if " sum " in line]
+    assert [row[:3] for row in rows] == [["CPU", "ram", "sum"], ["CUDA0", "cuda0", "sum"], ["all", "all", "sum"]]
+    for name in ("weights", "kv_cache", "compute", "process", "device_overhead"):
+        assert f" {name} " in terms
+
+
+def test_resolve_explains_with_the_same_table(real_model: Path) -> None:
+    """`resolve --explain` shows its terms in the same table."""
+    done = subprocess.run(
+        [sys.executable, "-m", "magnitude_tune", "resolve", str(real_model), "--explain", *map(str, CARD)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    head = done.stdout[done.stdout.index("Terms\n") :].splitlines()[1]
+    assert head.split() == ["device", "pool", "term", "reserved", "resident", "between", "certainty", "rule"]
+
+
+def test_a_quantised_v_cache_without_flash_attention_is_flagged(real_model: Path) -> None:
+    """Its memory is told, and that no engine would start with it."""
+    found = document(real_model, "--type-v", "q8_0", "--flash-attn", "off", *CARD)
+    assert [finding["id"] for finding in found["findings"] if finding["setting"] == "type_v"] == ["MT041"]
