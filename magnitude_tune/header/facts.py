@@ -96,6 +96,17 @@ class Facts:
             raise self.wrong(f"{self.key(name)!r} has {length} elements for {n_blocks} blocks")
         return tuple(self._count_of(name, element) for element in value)
 
+    def counts(self, name: str) -> int | tuple[int, ...] | None:
+        """A count, or an array of them as long as the file has it; None where absent or too long to keep.
+
+        Raises:
+            HeaderError: an element is no count.
+        """
+        value = self._metadata.get(self.key(name))
+        if isinstance(value, tuple):
+            return tuple(self._count_of(name, element) for element in value)
+        return None if value is None or isinstance(value, ArraySummary) else self._count_of(name, value)
+
     def pattern(self, name: str, n_blocks: int) -> tuple[bool, ...] | None:
         """One truth per block from an array of booleans or numbers; None where there is no array.
 

@@ -9,12 +9,26 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from magnitude_tune.header.facts import Facts
-from magnitude_tune.header.patterns import HYBRID_BLOCKS, NO_CACHE, recurrent_blocks, sliding_blocks
+from magnitude_tune.header.indexers import Indexers
+from magnitude_tune.header.patterns import (
+    CACHED_PREDICTORS,
+    HYBRID_BLOCKS,
+    KNOWN,
+    NO_CACHE,
+    recurrent_blocks,
+    sliding_blocks,
+)
 from magnitude_tune.header.values import Attention, LayerKv, RecurrentShape
 
 __all__ = ["Layers", "derive_layers"]
 
 _GEMMA3N_BLOCKS_WITH_KV: Final = 20
+_MLA: Final = frozenset(
+    {"bailingmoe3", "deepseek2", "deepseek32", "dots3note", "glm-dsa", "glm5-next", "hy_v4", "kimi-k3", "kimi-linear"}
+    | {"mistral4"}
+)
+_WITHOUT_GROUPS: Final = frozenset({"jamba", "mamba"})
+_KEYS_ONLY: Final = frozenset({"deepseek4"})
 
 
 class Layers(NamedTuple):
@@ -41,7 +55,7 @@ def derive_layers(facts: Facts, n_blocks: int, n_trunk: int, n_embd: int) -> Lay
 
     Args:
         facts: the model's metadata.
-        n_blocks: all blocks; those from `n_trunk` on predict further tokens (MTP) and cache nothing here.
+        n_blocks: all blocks; those from `n_trunk` on predict further tokens (MTP) and mostly cache nothing here.
         n_trunk: the blocks that generation runs through.
         n_embd: width of the embedding.
 
@@ -49,90 +63,117 @@ def derive_layers(facts: Facts, n_blocks: int, n_trunk: int, n_embd: int) -> Lay
         HeaderError: a per-block array has the wrong length, or a value is no count.
     """
     none = (0,) * n_blocks
-    heads = facts.per_block("attention.head_count", n_blocks, none)
-    heads_kv = facts.per_block("attention.head_count_kv", n_blocks, heads)
-    n_ff = facts.per_block("feed_forward_length", n_blocks, none)
+    heads = _per_block(facts, "attention.head_count", n_blocks, none)
+    heads_kv = _per_block(facts, "attention.head_count_kv", n_blocks, heads)
+    n_ff = _per_block(facts, "feed_forward_length", n_blocks, none)
+    if facts.architecture == "graniteswitch":
+        # The added block routes with one head and has no feed-forward network.
+        heads, heads_kv, n_ff = (*heads[:-1], 1), (*heads_kv[:-1], 1), (*n_ff[:-1], 0)
     window, sliding = sliding_blocks(facts, n_blocks, n_trunk)
     recurrent = recurrent_blocks(facts, n_blocks, n_trunk, heads_kv, n_ff)
     sizes = _head_sizes(facts, heads[0], n_embd)
+    indexers = Indexers(facts, n_blocks, n_trunk)
     blocks = []
     for block in range(n_blocks):
         attention = _attention(
-            facts, block, n_trunk, recurrent=recurrent[block], sliding=sliding[block], heads_kv=heads_kv[block]
+            facts, (block, n_blocks, n_trunk), recurrent=recurrent[block], sliding=sliding[block], n_ff=n_ff[block]
         )
-        if attention is Attention.FULL and facts.architecture.startswith("nemotron_h") and n_ff[block]:
-            attention = Attention.NONE
-        if attention is Attention.FULL and not sizes.value_cached:
-            attention = Attention.MLA
-        blocks.append(_layer(facts, block, attention, sizes, (heads[block], heads_kv[block])))
+        blocks.append(_layer(attention, sizes, (heads[block], heads_kv[block])))
+    widest = _widest_v(sizes, heads_kv, sliding)
     return Layers(
-        blocks=tuple(blocks),
+        blocks=tuple(
+            _without_heads(
+                indexers.added(block, layer, sizes.value, sizes.value_cached)._replace(
+                    padded_v=widest if _caches(layer) and sizes.value_cached else 0
+                )
+            )
+            for block, layer in enumerate(blocks)
+        ),
         n_ff=n_ff,
         sliding_window=window if any(layer.attention is Attention.SLIDING for layer in blocks) else 0,
         recurrent=_recurrent_shape(facts, heads[0], n_embd, sizes.key) if any(recurrent) else None,
     )
 
 
+def _per_block(facts: Facts, name: str, n_blocks: int, default: tuple[int, ...]) -> tuple[int, ...]:
+    """One count per block; blocks that the engine adds repeat those of the file."""
+    n_stored = max(1, facts.count("block_count", n_blocks))
+    stored = facts.per_block(name, n_stored, default[:n_stored])
+    return (stored * -(-n_blocks // n_stored))[:n_blocks]
+
+
 def _head_sizes(facts: Facts, head_count: int, n_embd: int) -> _HeadSizes:
-    """Sizes are `n_embd / head_count` unless told; the first block's head count stands for all."""
+    """Sizes are `n_embd / head_count` unless told; the first block's head count stands for all.
+
+    Without heads in the first block the engine asks for no size at all, except for PLaMo 2.
+    """
     default = n_embd // head_count if head_count else 0
-    key = facts.count("attention.key_length", default)
-    value = facts.count("attention.value_length", default)
-    mla = facts.count("attention.key_length_mla", 0) and facts.count("attention.value_length_mla", 0)
+    told = head_count or facts.architecture == "plamo2"
+    key = facts.count("attention.key_length", default) if told else 0
+    value = facts.count("attention.value_length", default) if told else 0
+    mla = (facts.architecture in _MLA or facts.architecture not in KNOWN) and (
+        facts.count("attention.key_length_mla", 0) and facts.count("attention.value_length_mla", 0)
+    )
     return _HeadSizes(
         key=key,
         value=value,
         key_sliding=facts.count("attention.key_length_swa", key),
         value_sliding=facts.count("attention.value_length_swa", value),
-        value_cached=not mla,
+        value_cached=not mla and facts.architecture not in _KEYS_ONLY,
     )
 
 
-def _attention(facts: Facts, block: int, n_trunk: int, *, recurrent: bool, sliding: bool, heads_kv: int) -> Attention:
-    if facts.architecture in NO_CACHE or block >= n_trunk:
+def _attention(facts: Facts, at: tuple[int, int, int], *, recurrent: bool, sliding: bool, n_ff: int) -> Attention:
+    """The class of the block `at[0]`, of `at[1]` blocks, of which `at[2]` generate."""
+    block, n_blocks, n_trunk = at
+    architecture = facts.architecture
+    if architecture in NO_CACHE or (block >= n_trunk and architecture not in CACHED_PREDICTORS):
         return Attention.NONE
+    if architecture in HYBRID_BLOCKS:
+        return Attention.HYBRID if block < n_trunk else Attention.FULL
     if recurrent:
-        return Attention.HYBRID if facts.architecture in HYBRID_BLOCKS else Attention.RECURRENT
-    if not heads_kv:
+        return Attention.RECURRENT
+    if architecture.startswith("nemotron_h") and n_ff:
         return Attention.NONE
-    if block >= _first_shared(facts, n_trunk):
+    if architecture == "gemma4-assistant" or block >= _first_shared(facts, n_blocks):
         return Attention.SHARED
     return Attention.SLIDING if sliding else Attention.FULL
 
 
-def _first_shared(facts: Facts, n_trunk: int) -> int:
+def _first_shared(facts: Facts, n_blocks: int) -> int:
     """The first block that reads the KV of an earlier one."""
     if facts.architecture == "gemma3n":
         return _GEMMA3N_BLOCKS_WITH_KV
     if facts.architecture == "gemma4":
-        return n_trunk - facts.count("attention.shared_kv_layers", 0)
-    return n_trunk
+        return n_blocks - facts.count("attention.shared_kv_layers", 0)
+    return n_blocks
 
 
-def _layer(facts: Facts, block: int, attention: Attention, sizes: _HeadSizes, heads: tuple[int, int]) -> LayerKv:
+def _layer(attention: Attention, sizes: _HeadSizes, heads: tuple[int, int]) -> LayerKv:
     head_count, head_count_kv = heads
-    if attention in {Attention.NONE, Attention.RECURRENT, Attention.SHARED}:
-        return LayerKv(attention, head_count, head_count_kv, 0, 0)
     slides = attention is Attention.SLIDING
-    key = sizes.key_sliding if slides else sizes.key
-    value = sizes.value_sliding if slides else sizes.value
-    return LayerKv(
-        attention=attention,
-        head_count=head_count,
-        head_count_kv=head_count_kv,
-        k=key * head_count_kv,
-        v=value * head_count_kv if sizes.value_cached else 0,
-        indexer=_indexer(facts, block),
+    k = (sizes.key_sliding if slides else sizes.key) * head_count_kv
+    v = (sizes.value_sliding if slides else sizes.value) * head_count_kv if sizes.value_cached else 0
+    layer = LayerKv(attention, head_count, head_count_kv, k, v)
+    if not _caches(layer):
+        return layer._replace(k=0, v=0)
+    return layer._replace(attention=Attention.MLA) if attention is Attention.FULL and not sizes.value_cached else layer
+
+
+def _caches(layer: LayerKv) -> bool:
+    return layer.attention not in {Attention.NONE, Attention.RECURRENT, Attention.SHARED}
+
+
+def _without_heads(layer: LayerKv) -> LayerKv:
+    """A block that caches nothing still has room for the widest block's V where that is padded."""
+    return layer._replace(attention=Attention.NONE) if _caches(layer) and not layer.head_count_kv else layer
+
+
+def _widest_v(sizes: _HeadSizes, heads_kv: tuple[int, ...], sliding: tuple[bool, ...]) -> int:
+    """Over all blocks, whether they cache anything or not (llama_hparams::n_embd_v_gqa_max)."""
+    return max(
+        (sizes.value_sliding if slides else sizes.value) * n for n, slides in zip(heads_kv, sliding, strict=True)
     )
-
-
-def _indexer(facts: Facts, block: int) -> int:
-    """Elements of the extra key that sparse attention selects by; some blocks borrow another's."""
-    size = facts.count("attention.indexer.key_length", 0)
-    if not size or (facts.architecture == "minimax-m3" and block < facts.count("leading_dense_block_count", 0)):
-        return 0
-    own = facts.pattern("attention.indexer.types", block + 1)
-    return size if own is None or own[block] else 0
 
 
 def _recurrent_shape(facts: Facts, head_count: int, n_embd: int, head_size: int) -> RecurrentShape:
@@ -149,5 +190,6 @@ def _recurrent_shape(facts: Facts, head_count: int, n_embd: int, head_size: int)
     inner, state = facts.count("ssm.inner_size", 0), facts.count("ssm.state_size", 0)
     if facts.architecture == "minimax-01":
         return RecurrentShape(r=0, s=head_size * head_size * head_count)
-    channels = inner + 2 * facts.count("ssm.group_count", 0) * state
+    n_groups = 0 if facts.architecture in _WITHOUT_GROUPS else facts.count("ssm.group_count", 0)
+    channels = inner + 2 * n_groups * state
     return RecurrentShape(r=max(0, convolution - 1) * channels, s=state * inner)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from magnitude_tune.header.facts import Facts
 from magnitude_tune.header.kinds import kind_of
 from magnitude_tune.header.layers import Layers, derive_layers
-from magnitude_tune.header.patterns import ENCODERS, NO_CACHE
+from magnitude_tune.header.patterns import ENCODERS, KNOWN, NO_CACHE, logical_blocks
 from magnitude_tune.header.raw import missing_bytes
 from magnitude_tune.header.roles import group_tensors
 from magnitude_tune.header.shapes import model_shapes
@@ -98,7 +98,7 @@ def describe(shards: tuple[RawHeader, ...], content_hash: str) -> ModelHeader:
 def _model_shape(facts: Facts, shards: tuple[RawHeader, ...]) -> _Shape:
     if not facts.architecture:
         raise facts.wrong("the key 'general.architecture' is missing")
-    n_blocks = facts.required("block_count")
+    n_blocks = logical_blocks(facts, facts.required("block_count"))
     if n_blocks > _MAX_BLOCKS:
         raise facts.wrong(f"{facts.key('block_count')!r} is {n_blocks}; engines read up to {_MAX_BLOCKS} blocks")
     n_next = facts.count("nextn_predict_layers", 0)
@@ -203,8 +203,11 @@ def _notes(facts: Facts, shape: _Shape, shards: tuple[RawHeader, ...], unknown: 
     window = facts.count("attention.sliding_window", 0)
     if window and shape.layers.blocks and not shape.layers.sliding_window and facts.architecture not in NO_CACHE:
         notes.append(f"A window of {window} tokens is named, but the engine lets no block of this model slide.")
-    if facts.architecture == "deepseek4":
-        notes.append("This architecture keeps compressed caches besides, which are not counted here.")
+    if shape.layers.blocks and facts.architecture not in KNOWN:
+        notes.append(
+            f"The architecture {facts.architecture!r} is not known here: what its blocks keep is read from its keys "
+            "alone, and an engine that knows it may keep more."
+        )
     blocks = [group.block for group in shape.groups if group.block is not None]
     if shape.layers.blocks and max(blocks, default=-1) + 1 < shape.n_trunk:
         notes.append(

@@ -72,12 +72,12 @@ def test_arrays_of_another_length_are_refused(read_changed: Read) -> None:
         ("gemma3", {"attention__sliding_window_pattern": 1}, "FFFFFFF"),
         ("gemma3", {"attention__sliding_window": None}, "FFFFFFF"),
         ("gemma3", {"attention__sliding_window": 0}, "FFFFFFF"),
-        ("llama", {"attention__sliding_window_pattern": 2}, "SFSF"),
+        ("llama", {"attention__sliding_window_pattern": 2}, "FFFF"),
         ("gpt-oss", {"block_count": 6}, "SFSFSF"),
     ],
 )
 def test_the_pattern_may_be_told(read_changed: Read, architecture: str, change: dict[str, Any], expected: str) -> None:
-    """A period or an array in the file goes before the architecture's default; no window, no sliding."""
+    """A period or an array in the file goes before the architecture's default; no window or no rule, no sliding."""
     assert pattern(read_changed(architecture, **change)) == expected
 
 
