@@ -7,7 +7,7 @@ writes a dated table: each architecture and term with its cells, hits and misses
 
 While working on one architecture:
 
-    python tests/benchmarks/footprint_matrix.py --dump llama --shape large --set n_ctx=5000 n_ubatch=100 flash_attn=false
+    python tests/benchmarks/footprint_matrix.py --dump llama --shape large --set n_ctx=5000 flash_attn=false
 
 prints each buffer in bytes, predicted and actual, in half a second. `--set` takes the words of the axes: n_ctx,
 n_ubatch, kv=q8_0 or kv=q8_0,f16, flash_attn, slots=4 or slots=4,unified, repack, load_mode, layers=none|one|half|all,
@@ -26,12 +26,12 @@ from typing import Any
 TESTS = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TESTS))
 
-import tiny_models
-from footprint.matrix.comparison import Predictor, compare
-from footprint.matrix.configurations import settings_of
-from footprint.matrix.engines import Library
-from footprint.matrix.table import write_table
-from footprint.matrix.whole import run_matrix
+import tiny_models  # noqa: E402
+from footprint.matrix.comparison import Predictor, compare  # noqa: E402
+from footprint.matrix.configurations import settings_of  # noqa: E402
+from footprint.matrix.engines import Library  # noqa: E402
+from footprint.matrix.table import write_table  # noqa: E402
+from footprint.matrix.whole import run_matrix  # noqa: E402
 
 
 def dump(options: argparse.Namespace, folder: Path) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tiny_models.drafts import Draft, ShapeName
-from tiny_models.parts import Size, attention, dense_ffn, outer, start
+from tiny_models.parts import Size, attention, dense_ffn, embedding, outer, output, start
 
 __all__ = ["WRITERS"]
 
@@ -28,26 +28,28 @@ def _llama(shape: ShapeName) -> Draft:
 def _qwen2(shape: ShapeName) -> Draft:
     size = Size.of(shape, n_vocab=1003)
     draft = start("qwen2", size)
-    outer(draft, size, tied=True)
+    embedding(draft, size)
     for index in range(size.n_layer):
         block = f"blk.{index}"
         draft.vector(f"{block}.attn_norm", size.n_embd)
         attention(draft, block, size, bias=True)
         draft.vector(f"{block}.ffn_norm", size.n_embd)
         dense_ffn(draft, block, size.n_embd, size.n_ff)
+    output(draft, size, tied=True)
     return draft
 
 
 def _qwen3(shape: ShapeName) -> Draft:
     size = Size.of(shape, head=128, n_layer=5)
     draft = start("qwen3", size)
-    outer(draft, size, tied=True)
+    embedding(draft, size)
     for index in range(size.n_layer):
         block = f"blk.{index}"
         draft.vector(f"{block}.attn_norm", size.n_embd)
         attention(draft, block, size, qk_norm=True)
         draft.vector(f"{block}.ffn_norm", size.n_embd)
         dense_ffn(draft, block, size.n_embd, size.n_ff)
+    output(draft, size, tied=True)
     return draft
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tiny_models.drafts import Draft, ShapeName
 
-__all__ = ["Size", "attention", "dense_ffn", "moe_ffn", "outer", "start"]
+__all__ = ["Size", "attention", "dense_ffn", "embedding", "moe_ffn", "outer", "output", "start"]
 
 
 class Size(NamedTuple):
@@ -23,7 +23,11 @@ class Size(NamedTuple):
     @staticmethod
     def of(shape: ShapeName, **changes: int) -> Size:
         """The usual small or large size with some dimensions changed."""
-        size = Size() if shape == "small" else Size(n_embd=512, n_layer=4, n_ff=24576, n_head=8, n_head_kv=2)
+        size = (
+            Size()
+            if shape == "small"
+            else Size(n_embd=512, n_layer=4, n_ff=24576, n_head=8, n_head_kv=2, n_vocab=16384)
+        )
         return size._replace(**changes)
 
 
@@ -45,8 +49,18 @@ def start(architecture: str, size: Size, *, rms: bool = True, eps: float = 1e-6)
 
 
 def outer(draft: Draft, size: Size, *, tied: bool = False, norm_bias: bool = False) -> None:
-    """Embedding, output norm and, unless tied, the output matrix."""
+    """Embedding, output norm and, unless tied, the output matrix: all before the blocks, as in some files."""
+    embedding(draft, size)
+    output(draft, size, tied=tied, norm_bias=norm_bias)
+
+
+def embedding(draft: Draft, size: Size) -> None:
+    """The token embedding."""
     draft.matrix("token_embd", size.n_embd, size.n_vocab)
+
+
+def output(draft: Draft, size: Size, *, tied: bool = False, norm_bias: bool = False) -> None:
+    """Output norm and, unless tied, the output matrix; most files have them after the blocks."""
     draft.vector("output_norm", size.n_embd)
     if norm_bias:
         draft.bias("output_norm", size.n_embd)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tiny_models.drafts import Draft, ShapeName
-from tiny_models.parts import Size, attention, dense_ffn, outer, start
+from tiny_models.parts import Size, attention, dense_ffn, embedding, outer, output, start
 
 __all__ = ["WRITERS"]
 
@@ -19,9 +19,10 @@ def _gemma2(shape: ShapeName) -> Draft:
         attn_logit_softcapping=50.0,
         final_logit_softcapping=30.0,
     )
-    outer(draft, size, tied=True)
+    embedding(draft, size)
     for index in range(size.n_layer):
         _gemma_block(draft, f"blk.{index}", size, qk_norm=False)
+    output(draft, size, tied=True)
     return draft
 
 
@@ -29,9 +30,10 @@ def _gemma3(shape: ShapeName) -> Draft:
     size = Size.of(shape, n_layer=7, head=128, n_head_kv=1)
     draft = start("gemma3", size)
     draft.keys(attention__sliding_window=512)
-    outer(draft, size, tied=True)
+    embedding(draft, size)
     for index in range(size.n_layer):
         _gemma_block(draft, f"blk.{index}", size, qk_norm=True)
+    output(draft, size, tied=True)
     return draft
 
 

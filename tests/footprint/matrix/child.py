@@ -1,9 +1,10 @@
 """The child that makes contexts and says what the engine allocated: `python tests/footprint/matrix/child.py`.
 
 One JSON object a line on stdin, `{"model": PATH, "settings": {...}, "rpc": [ADDRESS, ...]}`; one answer a line
-on stdout, `{"log": TEXT}` or `{"error": MESSAGE, "log": TEXT}`. `{"facts": true}` asks what the library is. Nothing is decoded. The library is
-llama-cpp-python's own, or the one of a server's package in the folder that `LLAMA_CPP_LIB_PATH` names: there the
-binding's functions that it lacks are left out, and a layout of parameters is taken under which its defaults make sense.
+on stdout, `{"log": TEXT}` or `{"error": MESSAGE, "log": TEXT}`. `{"facts": true}` asks what the library is. Nothing
+is decoded. The library is llama-cpp-python's own, or the one of a server's package in the folder that
+`LLAMA_CPP_LIB_PATH` names: there the binding's functions that it lacks are left out, and a layout of parameters is
+taken under which its defaults make sense.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Lines:
         self._texts.clear()
         return text
 
-    def _keep(self, level: int, text: bytes, user_data: object) -> None:
+    def _keep(self, _level: int, text: bytes, _user_data: object) -> None:
         self._texts.append(text)
 
 

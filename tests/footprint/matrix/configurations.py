@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import combinations, product
 from typing import Any, Final, Literal, NamedTuple
 
@@ -105,31 +106,23 @@ def _all_pairs(axes: Mapping[str, Sequence[Any]]) -> list[Row]:
         chosen = dict(next(iter(open_pairs)))
         for name, values in axes.items():
             if name not in chosen:
-                chosen[name] = _best(chosen, name, values, open_pairs, order, len(rows))
+                possible = [value for value in values if _can_be({**chosen, name: value})]
+                # Among equals another value each row.
+                shift = len(rows) % len(possible)
+                gain = partial(_gain, chosen, name, open_pairs, order)
+                chosen[name] = max(possible[shift:] + possible[:shift], key=gain)
         rows.append(tuple(sorted(chosen.items(), key=lambda item: order[item[0]])))
         for pair in _pairs(rows[-1]):
             open_pairs.pop(pair, None)
     return rows
 
 
-def _best(
-    chosen: Mapping[str, Any],
-    name: str,
-    values: Sequence[Any],
-    open_pairs: Mapping[Any, None],
-    order: Mapping[str, int],
-    turn: int,
-) -> Any:
-    """The value that covers most open pairs with what is chosen; among equals another one each row."""
-    possible = [value for value in values if _can_be({**chosen, name: value})]
-    shift = turn % len(possible)
-    possible = possible[shift:] + possible[:shift]
-
-    def gain(value: Any) -> int:
-        row = sorted([*chosen.items(), (name, value)], key=lambda item: order[item[0]])
-        return sum((name, value) in pair and pair in open_pairs for pair in _pairs(row))
-
-    return max(possible, key=gain)
+def _gain(
+    chosen: Mapping[str, Any], name: str, open_pairs: Mapping[Any, None], order: Mapping[str, int], value: Any
+) -> int:
+    """How many open pairs the value makes with what is chosen."""
+    row = sorted([*chosen.items(), (name, value)], key=lambda item: order[item[0]])
+    return sum((name, value) in pair and pair in open_pairs for pair in _pairs(row))
 
 
 def _pairs(row: Iterable[tuple[str, Any]]) -> combinations[tuple[str, Any]]:

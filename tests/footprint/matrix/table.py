@@ -22,6 +22,11 @@ __all__ = ["cause_of", "write_table"]
 _CAUSES: Final = Path(__file__).with_name("causes.toml")
 _FEATURES: Final = ("avx2", "avx512f", "avx512_vnni", "amx_int8", "asimddp", "i8mm", "sve")
 
+_RULE: Final = (
+    "A cell is one term on one device. Weights, caches and repacked copies hit where they equal the printed figure;"
+    " compute and output where they are within 5 % or 0.25 MiB and not more than 2 % under."
+)
+
 
 def write_table(results: Results, *, command: str) -> str:
     """The page as Markdown."""
@@ -30,6 +35,8 @@ def write_table(results: Results, *, command: str) -> str:
     hits = sum(cell.hit for _, cell in cells)
     today = datetime.datetime.now(tz=datetime.UTC).date()
     features = here(0).cpu.features
+    shown = ", ".join(name for name in _FEATURES if name in features) or "none"
+    share = 100 * hits / max(1, len(cells))
     lines = [
         "# Footprint: predicted and printed",
         "",
@@ -37,13 +44,10 @@ def write_table(results: Results, *, command: str) -> str:
         "",
         f"- engines: {'; '.join(results.engines)}",
         f"- magnitude-tune {version('magnitude-tune')}, Python {platform.python_version()}, gguf {version('gguf')}",
-        f"- processor: {platform.machine()} with {', '.join(name for name in _FEATURES if name in features) or 'none'};"
-        f" layouts for repacking: {'; '.join(results.layouts)}",
-        f"- {len(results.outcomes)} configurations, {len(cells)} cells, {hits} hits"
-        f" ({100 * hits / max(1, len(cells)):.1f} %)",
+        f"- processor: {platform.machine()} with {shown}; layouts for repacking: {'; '.join(results.layouts)}",
+        f"- {len(results.outcomes)} configurations, {len(cells)} cells, {hits} hits ({share:.1f} %)",
         "",
-        "A cell is one term on one device. Weights, caches and repacked copies hit where they equal the printed figure;"
-        " compute and output where they are within 5 % or 0.25 MiB and not more than 2 % under.",
+        _RULE,
         "",
         "| architecture | engine | term | cells | hits | misses | worst error |",
         "|---|---|---|---|---|---|---|",
@@ -92,7 +96,7 @@ def _sums(outcomes: Sequence[Outcome]) -> Iterator[str]:
             groups[outcome.architecture, outcome.engine, cell.term].append(cell)
     for (architecture, engine, term), cells in groups.items():
         hits = sum(cell.hit for cell in cells)
-        worst = max(cells, key=lambda cell: abs(cell.error))
+        worst = max(cells, key=lambda cell: (not cell.hit, abs(cell.error) / max(1, cell.actual)))
         yield (
             f"| {architecture} | {engine} | {term} | {len(cells)} | {hits} | {len(cells) - hits} | {_error(worst)} |"
         )
