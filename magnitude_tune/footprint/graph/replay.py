@@ -42,6 +42,7 @@ class Replay:
         self._recipe = recipe_of(header.architecture)
         self._n_blocks = max(0, header.block_count - max(0, header.nextn_predict_layers))
         self._kinds = [self._kind(index) for index in range(self._n_blocks)]
+        self._first_of_kind = {kind: index for index, kind in reversed([*enumerate(self._kinds)])}
         self._blocks: dict[Placement, tuple[_Kept, ...]] = {}
         self._layouts: dict[tuple[object, ...], Layout] = {}
         self._peaks: dict[tuple[object, ...], tuple[int, ...]] = {}
@@ -105,7 +106,7 @@ class Replay:
         """The blocks that matter: one of each kind between each pair of neighbours, at each place.
 
         Memory is reused from block to block, so a block between two of its like adds nothing that the first of such
-        blocks did not.
+        blocks did not. Each is named by the first of its kind, so that placements of one pattern share one graph.
         """
         places = _places(placement, self._n_blocks)
         seen: set[tuple[object, ...]] = set()
@@ -115,7 +116,8 @@ class Replay:
             around = tuple(padded[index : index + 3])
             if around not in seen:
                 seen.add(around)
-                kept.append(_Kept(index, places[index], index == self._n_blocks - 1))
+                like = self._first_of_kind[self._kinds[index]]
+                kept.append(_Kept(like, places[index], index == self._n_blocks - 1))
         return tuple(kept)
 
     def _kind(self, index: int) -> tuple[object, ...]:
