@@ -70,9 +70,29 @@ def _starcoder2(shape: ShapeName) -> Draft:
     return draft
 
 
+def _phi3(shape: ShapeName) -> Draft:
+    size = Size.of(shape, n_head_kv=4)
+    draft = start("phi3", size)
+    draft.keys(rope__scaling__original_context_length=4096)
+    embedding(draft, size)
+    for index in range(size.n_layer):
+        block = f"blk.{index}"
+        draft.vector(f"{block}.attn_norm", size.n_embd)
+        draft.matrix(f"{block}.attn_qkv", size.n_embd, size.n_embd + 2 * size.n_head_kv * size.head)
+        draft.matrix(f"{block}.attn_output", size.n_embd, size.n_embd)
+        draft.vector(f"{block}.ffn_norm", size.n_embd)
+        draft.matrix(f"{block}.ffn_up", size.n_embd, 2 * size.n_ff)
+        draft.matrix(f"{block}.ffn_down", size.n_ff, size.n_embd)
+    output(draft, size)
+    draft.vector("rope_factors_long", size.head // 2)
+    draft.vector("rope_factors_short", size.head // 2)
+    return draft
+
+
 WRITERS: Final[dict[str, Callable[[ShapeName], Draft]]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "phi3": _phi3,
     "starcoder2": _starcoder2,
 }

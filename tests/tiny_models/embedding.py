@@ -1,4 +1,4 @@
-"""Encoders that give embeddings: no cache, no generation."""
+"""Encoders that give embeddings, and encoders with a decoder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tiny_models.drafts import Draft, ShapeName
-from tiny_models.parts import Size
+from tiny_models.parts import Size, dense_ffn, start
 
 __all__ = ["WRITERS"]
 
@@ -47,6 +47,32 @@ def _bert(shape: ShapeName) -> Draft:
     return draft
 
 
+def _t5(shape: ShapeName) -> Draft:
+    size = Size.of(shape, n_head_kv=4 if shape == "small" else 8)
+    if shape == "large":
+        size = size._replace(n_ff=36864)
+    draft = start("t5", size)
+    draft.keys(attention__relative_buckets_count=32, decoder_start_token_id=0, decoder_block_count=size.n_layer)
+    draft.matrix("token_embd", size.n_embd, size.n_vocab)
+    width = size.n_head * size.head
+    for side, parts in (("enc", ("attn",)), ("dec", ("attn", "cross_attn"))):
+        for index in range(size.n_layer):
+            block = f"{side}.blk.{index}"
+            for part in parts:
+                draft.vector(f"{block}.{part}_norm", size.n_embd)
+                for name in "qkv":
+                    draft.matrix(f"{block}.{part}_{name}", size.n_embd, width)
+                draft.matrix(f"{block}.{part}_o", width, size.n_embd)
+            if index == 0:
+                draft.vector(f"{block}.attn_rel_b", size.n_head, 32)
+            draft.vector(f"{block}.ffn_norm", size.n_embd)
+            dense_ffn(draft, block, size.n_embd, size.n_ff)
+        draft.vector(f"{side}.output_norm", size.n_embd)
+    draft.matrix("output", size.n_embd, size.n_vocab)
+    return draft
+
+
 WRITERS: Final[dict[str, Callable[[ShapeName], Draft]]] = {
     "bert": _bert,
+    "t5": _t5,
 }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tiny_models.drafts import Draft, ShapeName
 
-__all__ = ["Size", "attention", "dense_ffn", "embedding", "moe_ffn", "outer", "output", "start"]
+__all__ = ["Size", "attention", "dense_ffn", "embedding", "moe_ffn", "outer", "output", "shared_ffn", "start"]
 
 
 class Size(NamedTuple):
@@ -31,15 +32,17 @@ class Size(NamedTuple):
         return size._replace(**changes)
 
 
-def start(architecture: str, size: Size, *, rms: bool = True, eps: float = 1e-6) -> Draft:
-    """A draft with the keys that every transformer has."""
+def start(
+    architecture: str, size: Size, *, rms: bool = True, eps: float = 1e-6, heads_kv: Sequence[int] | None = None
+) -> Draft:
+    """A draft with the keys that every transformer has; `heads_kv` where they differ from block to block."""
     draft = Draft(architecture, n_vocab=size.n_vocab)
     draft.keys(
         embedding_length=size.n_embd,
         block_count=size.n_layer,
         feed_forward_length=size.n_ff,
         attention__head_count=size.n_head,
-        attention__head_count_kv=size.n_head_kv,
+        attention__head_count_kv=size.n_head_kv if heads_kv is None else heads_kv,
         attention__key_length=size.head,
         attention__value_length=size.head,
         rope__dimension_count=size.head,
@@ -92,9 +95,18 @@ def dense_ffn(draft: Draft, block: str, n_embd: int, n_ff: int, *, gate: bool = 
         draft.bias(f"{block}.ffn_down", n_embd)
 
 
-def moe_ffn(draft: Draft, block: str, n_embd: int, n_ff: int, n_expert: int) -> None:
+def moe_ffn(draft: Draft, block: str, n_embd: int, n_ff: int, n_expert: int, *, type_name: str | None = None) -> None:
     """Router and expert matrices of one block."""
     draft.matrix(f"{block}.ffn_gate_inp", n_embd, n_expert)
-    draft.matrix(f"{block}.ffn_gate_exps", n_embd, n_ff, n_expert)
-    draft.matrix(f"{block}.ffn_down_exps", n_ff, n_embd, n_expert)
-    draft.matrix(f"{block}.ffn_up_exps", n_embd, n_ff, n_expert)
+    draft.matrix(f"{block}.ffn_gate_exps", n_embd, n_ff, n_expert, type_name=type_name)
+    draft.matrix(f"{block}.ffn_down_exps", n_ff, n_embd, n_expert, type_name=type_name)
+    draft.matrix(f"{block}.ffn_up_exps", n_embd, n_ff, n_expert, type_name=type_name)
+
+
+def shared_ffn(draft: Draft, block: str, n_embd: int, n_ff: int, *, gated: bool = False) -> None:
+    """Matrices of the expert that every token uses, with the vector that weighs it where `gated`."""
+    if gated:
+        draft.vector(f"{block}.ffn_gate_inp_shexp", n_embd)
+    draft.matrix(f"{block}.ffn_gate_shexp", n_embd, n_ff)
+    draft.matrix(f"{block}.ffn_down_shexp", n_ff, n_embd)
+    draft.matrix(f"{block}.ffn_up_shexp", n_embd, n_ff)
