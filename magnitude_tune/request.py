@@ -17,7 +17,9 @@ __all__ = [
     "ALL_LAYERS",
     "DEFAULT_N_CTX",
     "KV_TYPES",
+    "NO_COMPANIONS",
     "REFERENCE_TURN",
+    "Companions",
     "Concession",
     "Given",
     "LoadMode",
@@ -47,7 +49,8 @@ class Settings:
     """One complete set of engine settings; nothing is left to the engine's defaults.
 
     `n_gpu_layers` counts the output layer: block_count + 1 is everything. `n_ctx` is the total over all slots,
-    in tokens. `cache_ram` is llama.cpp's: MiB of host memory for the server's prompt cache. `devices` names the
+    in tokens. `cache_ram` is llama.cpp's: MiB of host memory for the server's prompt cache; so is `ctx_checkpoints`:
+    copies, for each slot, of what cannot be rolled back (sliding windows, recurrent state). `devices` names the
     accelerators used, in the engine's order, and `tensor_split` their shares of the offloaded layers (layers each);
     both are empty where nothing is offloaded, and `tensor_split` for a single device.
     """
@@ -66,10 +69,50 @@ class Settings:
     load_mode: LoadMode = "mmap"
     repack: bool = False
     cache_ram: int = 0
+    ctx_checkpoints: int = 0
     n_cpu_moe: int = 0
     devices: tuple[str, ...] = ()
     tensor_split: tuple[int, ...] = ()
     main_gpu: int = 0
+
+
+class Companions(NamedTuple):
+    """What runs beside the model in the same server, by llama.cpp's names.
+
+    Args:
+        mmproj: path of a projector, for images or audio.
+        no_mmproj_offload: keep the projector in host memory; otherwise it goes to the first accelerator.
+        model_draft: path of a smaller model that drafts tokens.
+        spec_type: how tokens are drafted: `draft-simple` by `model_draft`, `draft-mtp` by the model's own blocks.
+        n_gpu_layers_draft: layers of the draft on the accelerators.
+        type_k_draft, type_v_draft: types of the draft's KV cache.
+
+    None in the last three is decided by the plan; what is launched has none of them left.
+    """
+
+    mmproj: str | None = None
+    no_mmproj_offload: bool = False
+    model_draft: str | None = None
+    spec_type: str | None = None
+    n_gpu_layers_draft: int | None = None
+    type_k_draft: str | None = None
+    type_v_draft: str | None = None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether tokens are drafted."""
+        return self.model_draft is not None or self.spec_type not in (None, "none")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The settings that ask for something beside the model."""
+        asked = (self.mmproj is not None, self.model_draft is not None, self.spec_type not in (None, "none"))
+        return tuple(
+            name for name, is_asked in zip(("mmproj", "model_draft", "spec_type"), asked, strict=True) if is_asked
+        )
+
+
+NO_COMPANIONS: Final = Companions()
 
 
 class Workload(NamedTuple):
@@ -122,6 +165,7 @@ class Request:
     workload: Workload = REFERENCE_TURN
     pins: tuple[Pin, ...] = ()
     concessions: tuple[Concession, ...] = ()
+    companions: Companions = NO_COMPANIONS
     allow_overcommit: bool = False
     target: Target | None = None
     sources: Mapping[str, Place] = field(default_factory=dict)

@@ -21,12 +21,14 @@ __all__ = ["DIALECTS", "AgentRequest", "locate", "read_agent", "understood"]
 DIALECTS: Final[tuple[Dialect, ...]] = (HERMES, PLAIN)
 """In the order they are tried: the one with a block of its own before the one that takes the whole file."""
 
+_PATHS: Final = ("model", "mmproj", "model_draft")
+
 
 class AgentRequest(NamedTuple):
     """What a file asks for, not yet validated.
 
     `values` has llama.cpp's names (`max_ctx_size` is `n_ctx`, `model_path` is `model`); the workload is flat, as
-    `n_prompt` and `n_gen`. A list is a tuple of Given. A relative path to the model is joined to the file's folder.
+    `n_prompt` and `n_gen`. A list is a tuple of Given. A relative path to a model is joined to the file's folder.
     """
 
     dialect: str
@@ -58,8 +60,9 @@ def understood(document: AgentDocument, dialect: str | None = None) -> AgentRequ
         value = given(document, entry.entry.value)
         if name == "workload":
             findings.extend(_add_workload(value, values))
-        elif name == "model":
-            values[name] = _beside_file(value, document.path, is_path=entry.key.replace("-", "_") == "model_path")
+        elif name in _PATHS:
+            is_path = name != "model" or entry.key.replace("-", "_") == "model_path"
+            values[name] = _beside_file(value, document.path, is_path=is_path)
         else:
             values[name] = value
     if block is not document.root:

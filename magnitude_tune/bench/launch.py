@@ -9,6 +9,7 @@ from typing import Final
 from magnitude_tune.engines.values import Launch
 from magnitude_tune.fingerprint.values import EngineFacts, Fact, Fingerprint, Pool
 from magnitude_tune.header.values import ModelHeader
+from magnitude_tune.request import NO_COMPANIONS, Companions
 from magnitude_tune.resolver.values import PoolUse, Resolution
 
 __all__ = ["Subject", "launch_of", "ready_timeout_seconds", "shortfalls"]
@@ -21,13 +22,14 @@ _SLOW_DISK: Final = 50e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is measured: the plan, the model, the engine, the machine it runs on, and devices over RPC."""
+    """What is measured: the plan, the model, the engine, the machine it runs on, and what runs beside."""
 
     resolution: Resolution
     header: ModelHeader
     engine: EngineFacts
     machine: Fingerprint
     rpc: tuple[str, ...] = ()
+    companions: Companions = NO_COMPANIONS
 
 
 def launch_of(subject: Subject) -> Launch:
@@ -37,6 +39,7 @@ def launch_of(subject: Subject) -> Launch:
         model_path=subject.header.path,
         settings=subject.resolution.settings,
         rpc=subject.rpc,
+        companions=subject.companions,
         environment={
             "MAGNITUDE_LEVEL": f"{magnitude.executed:g}",
             "MAGNITUDE_REQUESTED": f"{magnitude.requested:g}",

@@ -142,6 +142,7 @@ def subject_of(resolved: Resolved) -> Subject:
         engine=_engine(resolved),
         machine=resolved.machine,
         rpc=resolved.rpc,
+        companions=resolved.companions,
     )
 
 

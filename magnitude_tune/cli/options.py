@@ -73,17 +73,30 @@ SETTINGS: Final = {
     "load_mode": "mmap or none.",
     "repack": "on or off: copies of the weights in a layout that the CPU reads faster.",
     "cache_ram": "MiB of host memory for the server's prompt cache.",
+    "ctx_checkpoints": "Copies a slot that the server keeps of sliding windows and recurrent state.",
     "n_cpu_moe": "Blocks whose experts stay on the CPU.",
     "kv_unified": "on or off: one KV cache for all slots.",
     "tensor_split": "Proportions of the offloaded layers per device, for example 3,1.",
     "main_gpu": "Number of the main device.",
+    "mmproj": "Projector for images or audio that runs beside the model.",
+    "no_mmproj_offload": "on or off: keep the projector in host memory.",
+    "model_draft": "Smaller model that drafts tokens.",
+    "spec_type": "none, draft-simple (by --model-draft) or draft-mtp (by the model's own blocks).",
+    "n_gpu_layers_draft": "Layers of the draft on the accelerators; all where the model has any there.",
+    "type_k_draft": "Type of the draft's K cache; the model's own where unset.",
+    "type_v_draft": "Type of the draft's V cache.",
     "target": "The least magnitude that reaches this, for example tg>=15 or ttft_seconds<=0.8.",
 }
 
 MEMORY_SETTINGS: Final = tuple(name for name in SETTINGS if name not in ("magnitude", "model", "target"))
 """Settings of an engine: those that `inspect` prices."""
 
-_SWITCHES: Final = ("--kv-unified", "--repack")
+_SWITCHES: Final = ("--kv-unified", "--repack", "--no-mmproj-offload")
+_OPPOSITES: Final = {
+    "--no-kv-unified": "--kv-unified",
+    "--no-repack": "--repack",
+    "--mmproj-offload": "--no-mmproj-offload",
+}
 _SWITCH_WORDS: Final = frozenset({"on", "off", "auto", "true", "false", "yes", "no", "1", "0", "enabled", "disabled"})
 
 
@@ -97,13 +110,12 @@ class SettingsCommand(TyperCommand):
 
 def _with_values(args: list[str]) -> Iterator[str]:
     for argument, following in zip(args, [*args[1:], ""], strict=False):
-        switch = argument.replace("--no-", "--", 1)
         if argument in _SWITCHES:
             yield argument
             if following.lower() not in _SWITCH_WORDS:
                 yield "on"
-        elif switch in _SWITCHES:
-            yield from (switch, "off")
+        elif argument in _OPPOSITES:
+            yield from (_OPPOSITES[argument], "off")
         else:
             yield argument
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from magnitude_tune.engines.values import Launch
 from magnitude_tune.errors import EngineError, MagnitudeTuneError
-from magnitude_tune.request import Settings
+from magnitude_tune.request import Companions, Settings
 
 __all__ = ["ServerArguments", "build_arguments", "verbosity"]
 
@@ -20,6 +20,7 @@ _LEAST_VALUES = {
     "n_ctx": 1,
     "n_parallel": 1,
     "cache_ram": 0,
+    "ctx_checkpoints": 0,
     "n_cpu_moe": 0,
 }
 
@@ -83,6 +84,7 @@ def build_arguments(launch: Launch, flags: frozenset[str], *, port: int) -> Serv
     _add_work(builder, settings)
     _add_cache(builder, settings)
     _add_weights(builder, settings)
+    _add_companions(builder, launch.companions)
     return ServerArguments(tuple(builder.argv), tuple(builder.left_out))
 
 
@@ -155,8 +157,12 @@ def _add_cache(builder: _Builder, settings: Settings) -> None:
     builder.option(
         ("cache-ram",), settings.cache_ram, default=_if(settings.cache_ram == 0, "this build has no prompt cache")
     )
-    # Copies of sliding-window caches outside every budget: none, until a setting plans for them.
-    builder.option(("ctx-checkpoints", "swa-checkpoints"), 0, default="this build makes no checkpoints")
+    # Its own default is 32 a slot, outside every budget.
+    builder.option(
+        ("ctx-checkpoints", "swa-checkpoints"),
+        settings.ctx_checkpoints,
+        default=_if(settings.ctx_checkpoints == 0, "this build makes no checkpoints"),
+    )
 
 
 def _add_weights(builder: _Builder, settings: Settings) -> None:
@@ -170,6 +176,23 @@ def _add_weights(builder: _Builder, settings: Settings) -> None:
         builder.option(("repack",), default="this build repacks unless told not to")
     else:
         builder.option(("no-repack",), default=None)
+
+
+def _add_companions(builder: _Builder, companions: Companions) -> None:
+    if companions.mmproj is not None:
+        builder.option(("mmproj",), companions.mmproj)
+        if companions.no_mmproj_offload:
+            builder.option(("no-mmproj-offload",))
+    if not companions.drafts:
+        return
+    by_model = companions.model_draft is not None
+    builder.option(("spec-type",), companions.spec_type, default=_if(by_model, "a named draft is used"))
+    if by_model:
+        builder.option(("model-draft", "spec-draft-model"), companions.model_draft)
+        builder.option(("n-gpu-layers-draft", "gpu-layers-draft", "spec-draft-ngl"), companions.n_gpu_layers_draft)
+    for letter, kv_type in (("k", companions.type_k_draft), ("v", companions.type_v_draft)):
+        names = (f"cache-type-{letter}-draft", f"spec-draft-type-{letter}")
+        builder.option(names, kv_type, default=_if(kv_type == "f16", "f16 is its default"))
 
 
 def _if(condition: bool, reason: str) -> str | None:

@@ -36,6 +36,12 @@ def open_session(engine: EngineFacts, launch: Launch) -> EngineSession:
     """
     if engine.problem is not None:
         raise EngineError(engine.problem, where=engine.name, hint="choose another engine or repair this one")
+    if launch.companions.names and engine.name != "llama_server":
+        raise EngineError(
+            f"{engine.name} runs nothing beside its model: {', '.join(launch.companions.names)}",
+            where=engine.name,
+            hint="use llama_server, or leave these out",
+        )
     if engine.name == "llama_cpp_python":
         from magnitude_tune.engines import llama_cpp_python
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Protocol
 
-from magnitude_tune.request import Settings
+from magnitude_tune.request import NO_COMPANIONS, Companions, Settings
 
 __all__ = [
     "BufferKind",
@@ -70,7 +70,7 @@ class MemoryReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Everything an engine needs to start: the model, every setting, devices over RPC, the child's environment.
+    """Everything an engine needs to start: the model, every setting, what runs beside it, devices over RPC, variables.
 
     `environment` is added to a cleaned copy of ours; `ready_timeout_seconds` covers loading.
     """
@@ -78,6 +78,7 @@ class Launch:
     model_path: str
     settings: Settings
     rpc: tuple[str, ...] = ()
+    companions: Companions = NO_COMPANIONS
     environment: Mapping[str, str] = field(default_factory=dict)
     ready_timeout_seconds: float = 300.0
 

@@ -11,15 +11,25 @@ from magnitude_tune.errors import UsageError
 from magnitude_tune.findings import Finding, Place, Rule
 from magnitude_tune.fingerprint.layouts import extra_buffers
 from magnitude_tune.fingerprint.values import Device, EngineFacts, EngineName, Fingerprint
+from magnitude_tune.footprint.companions import with_companions
 from magnitude_tune.footprint.model import footprint_model
 from magnitude_tune.footprint.values import Footprint
 from magnitude_tune.header.kinds import require_runnable
 from magnitude_tune.header.values import ModelHeader
+from magnitude_tune.pipeline.companions import beside_of, findings_about, launched
 from magnitude_tune.pipeline.engine_build import with_build
 from magnitude_tune.pipeline.engine_choice import choose_engine, machine_for_engine
 from magnitude_tune.pipeline.layers import build_request, flag_layer
 from magnitude_tune.pipeline.machine import find_machine
-from magnitude_tune.request import DEFAULT_N_CTX, Request, Settings, layers_per_device
+from magnitude_tune.pipeline.resolve import wanted_engine
+from magnitude_tune.request import (
+    DEFAULT_N_CTX,
+    NO_COMPANIONS,
+    Companions,
+    Request,
+    Settings,
+    layers_per_device,
+)
 from magnitude_tune.resolver.kv_types import require_cacheable
 
 __all__ = ["InspectOptions", "Planned", "plan_as_written"]
@@ -47,6 +57,7 @@ class Planned(NamedTuple):
     """Settings as they were given, every other one at its default, and all terms of their memory."""
 
     settings: Settings
+    companions: Companions
     footprint: Footprint
     machine: Fingerprint
     engine: EngineFacts | None
@@ -75,16 +86,21 @@ def plan_as_written(header: ModelHeader, options: InspectOptions) -> Planned:
     )
     engine, machine, about_engine = _engine(found, request, options)
     settings, about_settings = _settings(header, machine, request, options.devices)
-    footprint = footprint_model(header, machine, engine).footprint(settings)
-    findings = (*found.notes, *about_engine, *request.findings, *about_settings)
-    return Planned(settings, footprint, machine, engine, findings)
+    model = footprint_model(header, machine, engine)
+    companions: Companions = NO_COMPANIONS
+    about_companions: tuple[Finding, ...] = ()
+    if request.companions.names and (beside := beside_of(request, header)) is not None:
+        model = with_companions(model, header, machine, engine, beside)
+        companions, about_companions = launched(beside, settings), findings_about(beside)
+    findings = (*found.notes, *about_engine, *request.findings, *about_settings, *about_companions)
+    return Planned(settings, companions, model.footprint(settings), machine, engine, findings)
 
 
 def _engine(
     found: Fingerprint, request: Request, options: InspectOptions
 ) -> tuple[EngineFacts | None, Fingerprint, tuple[Finding, ...]]:
     """The engine found here, else the one that is named as it would be here; the machine as it uses it."""
-    wanted = request.engine or ("llama_server" if options.rpc or options.engine_path else None)
+    wanted = wanted_engine(request, rpc=bool(options.rpc), engine_path=options.engine_path is not None)
     here = wanted is None or any(engine.name == wanted for engine in found.engines)
     engine, findings = choose_engine(found, wanted, request.sources.get("engine")) if here else (None, ())
     machine = machine_for_engine(found, engine)

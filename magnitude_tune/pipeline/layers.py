@@ -25,13 +25,14 @@ from magnitude_tune.pipeline.reading import (
     read_magnitude,
     read_model,
     read_slots,
+    read_spec_type,
     read_switch,
     read_target,
     read_tensor_split,
     read_threads,
     written,
 )
-from magnitude_tune.request import Given, Pin, Request, Workload
+from magnitude_tune.request import Companions, Given, Pin, Request, Workload
 from magnitude_tune.storage import config_dir
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ _PINS: Final[Mapping[str, _Reader]] = {
     "load_mode": read_load_mode,
     "repack": read_switch,
     "cache_ram": read_count,
+    "ctx_checkpoints": read_count,
     "n_cpu_moe": read_count,
     "tensor_split": read_tensor_split,
     "main_gpu": read_count,
@@ -78,6 +80,13 @@ _REQUESTS: Final[Mapping[str, _Reader]] = {
     "allow": read_concessions,
     "allow_overcommit": read_switch,
     "target": read_target,
+    "mmproj": read_model,
+    "no_mmproj_offload": read_switch,
+    "model_draft": read_model,
+    "spec_type": read_spec_type,
+    "n_gpu_layers_draft": read_layers,
+    "type_k_draft": read_kv_type,
+    "type_v_draft": read_kv_type,
 }
 PIN_NAMES: Final = tuple(_PINS)
 """Settings that, written down, are kept as written."""
@@ -195,4 +204,13 @@ def _request(
     default = Workload()
     workload = Workload(values.pop("n_prompt", default.n_prompt), values.pop("n_gen", default.n_gen))
     concessions = values.pop("allow", ())
-    return Request(**values, workload=workload, concessions=concessions, pins=pins, sources=sources, findings=findings)
+    companions = Companions(**{name: values.pop(name) for name in Companions._fields if name in values})
+    return Request(
+        **values,
+        workload=workload,
+        concessions=concessions,
+        companions=companions,
+        pins=pins,
+        sources=sources,
+        findings=findings,
+    )

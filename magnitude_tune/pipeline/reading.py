@@ -42,6 +42,7 @@ __all__ = [
     "read_magnitude",
     "read_model",
     "read_slots",
+    "read_spec_type",
     "read_switch",
     "read_target",
     "read_tensor_split",
@@ -71,6 +72,7 @@ _ENGINES: Final[Mapping[str, str | None]] = {
     "llama_cpp_python": "llama_cpp_python",
     "llama_bench": "llama_bench",
 }
+_SPEC_TYPES: Final = ("none", "draft-simple", "draft-mtp")
 _CONCESSIONS: Final[tuple[Concession, ...]] = get_args(Concession)
 
 
@@ -247,6 +249,19 @@ def read_engine(name: str, given: Given) -> Reading[str]:
         raise refusal(given, what, "known are llama_cpp (any form), llama_server, llama_cpp_python and llama_bench")
     engine = _ENGINES[text]
     return Reading(Unset.FREE if engine is None else engine)
+
+
+def read_spec_type(name: str, given: Given) -> Reading[str]:
+    """How tokens are drafted; `auto` for a free choice."""
+    nothing: Reading[str] | None = absence(name, given)
+    if nothing is not None:
+        return nothing
+    text = (word(given) or "").replace("_", "-")
+    if text == _AUTO:
+        return Reading(Unset.FREE)
+    if text in _SPEC_TYPES:
+        return Reading(text)
+    raise refusal(given, f"{name} {shown(given.raw)} cannot be planned for", f"one of {', '.join(_SPEC_TYPES)}")
 
 
 def read_concessions(name: str, given: Given) -> Reading[tuple[Concession, ...]]:

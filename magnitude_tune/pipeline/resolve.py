@@ -19,7 +19,7 @@ from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.pipeline.engine_choice import choose_engine, machine_for_engine
 from magnitude_tune.pipeline.layers import build_request, config_layer, environment_layer, flag_layer, user_layer
 from magnitude_tune.pipeline.machine import find_machine
-from magnitude_tune.request import Request, Workload
+from magnitude_tune.request import NO_COMPANIONS, Companions, Request, Workload
 from magnitude_tune.resolver.resolve import resolve
 from magnitude_tune.resolver.subject import Subject
 from magnitude_tune.resolver.values import Resolution
@@ -71,6 +71,7 @@ class Resolved(NamedTuple):
     engine: EngineFacts | None
     rpc: tuple[str, ...]
     agent: AgentRequest | None
+    companions: Companions = NO_COMPANIONS
 
 
 def resolve_request(options: ResolveOptions) -> Resolved:
@@ -89,7 +90,8 @@ def resolve_request(options: ResolveOptions) -> Resolved:
         model=Path(header.path),
         measure_disk=options.measure_disk and options.machine is None and options.sysroot is None,
     )
-    engine, about_engine = choose_engine(found, _wanted_engine(options, request), request.sources.get("engine"))
+    wanted = wanted_engine(request, rpc=bool(options.rpc), engine_path=options.engine_path is not None)
+    engine, about_engine = choose_engine(found, wanted, request.sources.get("engine"))
     machine = machine_for_engine(found, engine)
     if options.engine_build is not None:
         from magnitude_tune.pipeline.engine_build import with_build
@@ -107,7 +109,7 @@ def resolve_request(options: ResolveOptions) -> Resolved:
         ),
     )
     known = (*found.notes, *about_engine, *_about_model(header), *_about_environment(), *about_history)
-    resolution = resolve(subject, request, known=known, magnitudes=options.magnitudes, busy_cores=options.busy_cores)
+    resolution, companions = _resolution(options, request, subject, known)
     return Resolved(
         resolution=resolution,
         request=request,
@@ -116,7 +118,29 @@ def resolve_request(options: ResolveOptions) -> Resolved:
         engine=engine,
         rpc=options.rpc,
         agent=agent,
+        companions=companions,
     )
+
+
+def _resolution(
+    options: ResolveOptions, request: Request, subject: Subject, known: tuple[Finding, ...]
+) -> tuple[Resolution, Companions]:
+    def one(subject: Subject, request: Request, more: tuple[Finding, ...]) -> Resolution:
+        return resolve(
+            subject,
+            request,
+            known=(*known, *more),
+            magnitudes=options.magnitudes,
+            busy_cores=options.busy_cores,
+        )
+
+    if request.companions.names:
+        # Imported here: few requests have anything beside the model.
+        from magnitude_tune.pipeline.companions import beside_of, resolve_together
+
+        if (beside := beside_of(request, subject.header)) is not None:
+            return resolve_together(beside, subject, request, one)
+    return one(subject, request, ()), NO_COMPANIONS
 
 
 def read_request(options: ResolveOptions) -> tuple[AgentRequest | None, Request]:
@@ -148,15 +172,21 @@ def _model(options: ResolveOptions, agent: AgentRequest | None, request: Request
     return header
 
 
-def _wanted_engine(options: ResolveOptions, request: Request) -> str | None:
-    """RPC devices and an engine's path are llama-server's: the embedded engine has neither."""
-    if not options.rpc and options.engine_path is None:
+def wanted_engine(request: Request, *, rpc: bool, engine_path: bool) -> str | None:
+    """RPC devices, an engine's path and companions are llama-server's: the embedded engine has none of them.
+
+    Raises:
+        UsageError: the request names another engine.
+    """
+    beside = request.companions.names
+    if engine_path and request.engine == "llama_bench" and not rpc and not beside:
         return request.engine
-    if request.engine == "llama_bench" and not options.rpc:
+    if not (rpc or engine_path or beside):
         return request.engine
     if request.engine not in (None, "llama_server"):
+        what = " and ".join(beside) or "--rpc and --engine-path"
         raise UsageError(
-            f"--rpc and --engine-path need llama_server, the request names {request.engine}",
+            f"only llama_server knows {what}, and the request names {request.engine}",
             where=str(request.sources.get("engine", "--engine")),
             hint="leave the engine unset",
         )

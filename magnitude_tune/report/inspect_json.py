@@ -85,13 +85,14 @@ def inspect_document(header: ModelHeader) -> dict[str, object]:
 
 def planned_document(planned: Planned) -> dict[str, object]:
     """What `inspect --json` adds where settings are given: terms, their sums by pool, and what they hold for."""
-    from magnitude_tune.report.resolution_json import finding_documents, settings_document
+    from magnitude_tune.report.resolution_json import companions_document, finding_documents, settings_document
     from magnitude_tune.report.terms import pool_documents, term_document
 
     engine = planned.engine
     terms = planned.footprint.terms
     return {
         "settings": settings_document(planned.settings),
+        "companions": companions_document(planned.companions),
         "machine": {"hash": planned.machine.machine_hash, "hostname": planned.machine.hostname},
         "engine": None
         if engine is None

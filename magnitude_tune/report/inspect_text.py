@@ -41,15 +41,17 @@ def inspect_page(header: ModelHeader) -> str:
 
 def planned_page(planned: Planned) -> str:
     """What `inspect` adds where settings are given: all of them, what they hold for, and the terms."""
-    from magnitude_tune.report.resolution_json import settings_document
+    from magnitude_tune.report.resolution_json import companions_document, settings_document
     from magnitude_tune.report.rows import finding_lines, rows_text
     from magnitude_tune.report.terms import terms_text
 
     engine = planned.engine
+    companions = companions_document(planned.companions)
     rows = [
         ("machine", planned.machine.hostname),
         ("engine", f"{engine.name} {engine.build}" if engine else "none found: planned as for the newest llama-server"),
         *((name, _value(value)) for name, value in settings_document(planned.settings).items() if value != []),
+        *((name, _value(value)) for name, value in (companions or {}).items() if value is not None),
     ]
     sections = ["Settings\n" + rows_text(rows), terms_text(planned.footprint.terms)]
     sections.append("\n".join(finding_lines(planned.findings)))

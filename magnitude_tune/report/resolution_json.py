@@ -10,12 +10,13 @@ from typing import Final
 from magnitude_tune.findings import Finding
 from magnitude_tune.pipeline.resolve import Resolved
 from magnitude_tune.report.terms import term_document
-from magnitude_tune.request import Settings
+from magnitude_tune.request import Companions, Settings
 from magnitude_tune.resolver.values import CurvePoint, PoolUse
 from magnitude_tune.throughput.values import Interval, Speed
 
 __all__ = [
     "SCHEMA_VERSION",
+    "companions_document",
     "finding_documents",
     "interval_document",
     "resolution_document",
@@ -40,6 +41,7 @@ def resolution_document(resolved: Resolved) -> dict[str, object]:
         "machine": {"hash": resolved.machine.machine_hash, "hostname": resolved.machine.hostname},
         "engine": None if engine is None else {"name": engine.name, "build": engine.build, "path": engine.path},
         "settings": settings_document(resolution.settings),
+        "companions": companions_document(resolved.companions),
         "reasons": {reason.setting: reason.text for reason in resolution.reasons},
         "magnitude": resolution.magnitude._asdict(),
         "predicted": speed_document(resolution.predicted),
@@ -61,6 +63,11 @@ def settings_document(settings: Settings) -> dict[str, object]:
     document["devices"] = list(settings.devices)
     document["tensor_split"] = list(settings.tensor_split)
     return document
+
+
+def companions_document(companions: Companions) -> dict[str, object] | None:
+    """What runs beside the model, by llama.cpp's names; None where nothing does."""
+    return companions._asdict() if companions.names else None
 
 
 def speed_document(speed: Speed) -> dict[str, object]:

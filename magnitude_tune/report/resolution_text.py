@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from magnitude_tune.pipeline.resolve import Resolved
-from magnitude_tune.report.resolution_json import settings_document
+from magnitude_tune.report.resolution_json import companions_document, settings_document
 from magnitude_tune.report.rows import finding_lines, rows_text
 from magnitude_tune.resolver.advice import shown_magnitude
 from magnitude_tune.resolver.values import CurvePoint, Resolution
@@ -76,6 +76,8 @@ def _title(resolved: Resolved) -> str:
         ("machine", f"{machine.hostname}, {cores} usable core{'s' if cores > 1 else ''}{devices}"),
         ("engine", f"{engine.name} {engine.build}" if engine else "none found: planned as for llama-server"),
     ]
+    companions = companions_document(resolved.companions) or {}
+    lines += [(name, _shown(value)) for name, value in companions.items() if value not in (None, False)]
     return rows_text(lines)
 
 
