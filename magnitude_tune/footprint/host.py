@@ -1,4 +1,4 @@
-"""What the engine's process takes of the host besides tensors, and a device's own overhead.
+"""What the engine's process takes of the host besides tensors: its base, vocabulary, caches, and devices' overhead.
 
 Figures are measurements at ggml 0.20.0 (llama-server) and 0.25.3 (embedded): anonymous and library pages of the
 process, and the growth of anonymous memory while a vocabulary loads (262144 tokens without merges: 42 MiB; 151936
@@ -10,8 +10,13 @@ from __future__ import annotations
 from typing import Final
 
 from magnitude_tune.fingerprint.values import EngineFacts
+from magnitude_tune.footprint.checkpoints import Checkpoints
+from magnitude_tune.footprint.overhead import device_overhead
 from magnitude_tune.footprint.parts import HOST, Part
+from magnitude_tune.footprint.placement import Placement
+from magnitude_tune.footprint.work import WorkBuffer
 from magnitude_tune.header.values import ModelHeader
+from magnitude_tune.request import Settings
 from magnitude_tune.units import MIB
 
 __all__ = ["HostCosts"]
@@ -21,61 +26,69 @@ _SERVER_BASE: Final = 28 * MIB
 _BYTES_PER_TOKEN: Final = 168
 _BYTES_PER_MERGE: Final = 128
 _PROCESS_DOUBT_PERCENT: Final = 15
-_DEVICE_OVERHEAD: Final = {
-    "cuda": 512 * MIB,
-    "rocm": 512 * MIB,
-    "sycl": 512 * MIB,
-    "vulkan": 128 * MIB,
-    "metal": 64 * MIB,
-}
-_UNKNOWN_OVERHEAD: Final = 256 * MIB
+_STRICT_CACHE: Final = (0, 20)
+"""From this ggml on the server keeps its prompt cache within the limit before it saves (llama.cpp PR 25070)."""
 
 
 class HostCosts:
-    """Process base, prompt cache and device overhead of one engine and one model."""
+    """Process base, prompt cache, checkpoints and device overhead of one engine and one model."""
 
-    def __init__(self, header: ModelHeader, engine: EngineFacts | None, backends: tuple[str, ...]) -> None:
+    def __init__(
+        self, header: ModelHeader, engine: EngineFacts | None, backends: tuple[str, ...], usable_cores: int
+    ) -> None:
         embedded = engine is not None and engine.name == "llama_cpp_python"
         base = _EMBEDDED_BASE if embedded else _SERVER_BASE
         vocabulary = _BYTES_PER_TOKEN * max(0, header.n_vocab) + _BYTES_PER_MERGE * max(0, header.n_merges)
         self._process = base + vocabulary
         self._has_prompt_cache = engine is None or engine.prompt_cache
+        self._cache_is_strict = engine is None or _version(engine.ggml_version) >= _STRICT_CACHE
+        self._checkpoints = Checkpoints(header)
+        self._work = WorkBuffer(header, usable_cores)
         self._backends = backends
 
-    def parts(self, places: tuple[int, ...], cache_ram: int) -> list[Part]:
-        """Terms for the used devices' places and a prompt cache of at most `cache_ram` MiB."""
+    def parts(self, placement: Placement, settings: Settings, n_ctx: int) -> list[Part]:
+        """Terms of one placement with a context of `n_ctx` tokens over all slots."""
         # Budgets hold the upper end of the estimate.
         doubt = self._process * _PROCESS_DOUBT_PERCENT // 100
         low, high = self._process - doubt, self._process + doubt
         parts = [Part("process", HOST, high, self._process, "estimated", _PROCESS_RULE, low, high)]
-        if cache_ram > 0 and self._has_prompt_cache:
-            parts.append(Part("prompt_cache", HOST, cache_ram * MIB, 0, "bounded", _CACHE_RULE))
-        for place in places:
-            overhead = self._overhead(place)
-            if overhead:
-                parts.append(
-                    Part(
-                        "device_overhead",
-                        place,
-                        overhead,
-                        overhead,
-                        "estimated",
-                        _OVERHEAD_RULE,
-                        overhead // 2,
-                        overhead,
-                    )
-                )
+        work = self._work.part(
+            min(settings.n_ubatch, settings.n_batch, n_ctx),
+            max(settings.n_threads, settings.n_threads_batch),
+            dense=placement.host_blocks > 0,
+            experts=placement.host_blocks > 0 or settings.n_cpu_moe > 0,
+        )
+        if work is not None:
+            parts.append(work)
+        if self._has_prompt_cache:
+            parts += self._kept(settings, n_ctx)
+        overheads = (device_overhead(span.place, self._backends[span.place - 1]) for span in placement.spans)
+        return [*parts, *(part for part in overheads if part is not None)]
+
+    def _kept(self, settings: Settings, n_ctx: int) -> list[Part]:
+        slots = max(1, settings.n_parallel)
+        n_ctx_slot = n_ctx if settings.kv_unified else -(-n_ctx // slots)
+        one = self._checkpoints.n_bytes(n_ctx_slot, settings.type_k, settings.type_v)
+        parts = self._checkpoints.parts(settings.ctx_checkpoints, slots, one)
+        if settings.cache_ram > 0:
+            limit, rule = settings.cache_ram * MIB, _CACHE_RULE
+            if not self._cache_is_strict:
+                saved = self._checkpoints.conversation_bytes(n_ctx_slot, settings.type_k, settings.type_v)
+                limit, rule = limit + saved + settings.ctx_checkpoints * one, _LOOSE_CACHE_RULE
+            parts.append(Part("prompt_cache", HOST, limit, 0, "bounded", rule))
         return parts
 
-    def _overhead(self, place: int) -> int:
-        backend = self._backends[place - 1]
-        return 0 if backend == "rpc" else _DEVICE_OVERHEAD.get(backend, _UNKNOWN_OVERHEAD)
+
+def _version(text: str | None) -> tuple[int, ...]:
+    """Of an engine that does not say, the newest."""
+    parts = (text or "").split(".")[:2]
+    return tuple(map(int, parts)) if len(parts) == 2 and all(part.isdecimal() for part in parts) else _STRICT_CACHE
 
 
 _PROCESS_RULE: Final = (
     "measured base of the engine's process, 168 B a token and 128 B a merge of the vocabulary, +-15 %"
 )
 _CACHE_RULE: Final = "limit of the server's prompt cache; empty at start, fills with conversations"
-_OVERHEAD_RULE: Final = (
-    "context and kernels of the backend's driver: class figure (CUDA 0.3 to 0.5 GiB), not measured here"
+_LOOSE_CACHE_RULE: Final = (
+    "limit of the server's prompt cache and one whole conversation: this build looks at the limit after it has saved"
 )

@@ -40,7 +40,23 @@ _CONTEXT: Final = attrgetter(
     "type_v",
 )
 _MAX_BLOCKS: Final = 1 << 16
-_HOST: Final = attrgetter("n_gpu_layers", "devices", "tensor_split", "cache_ram")
+_HOST: Final = attrgetter(
+    "n_gpu_layers",
+    "devices",
+    "tensor_split",
+    "n_cpu_moe",
+    "n_threads",
+    "n_threads_batch",
+    "n_batch",
+    "n_ubatch",
+    "n_ctx",
+    "n_parallel",
+    "kv_unified",
+    "type_k",
+    "type_v",
+    "cache_ram",
+    "ctx_checkpoints",
+)
 
 
 def footprint_model(header: ModelHeader, machine: Fingerprint, engine: EngineFacts | None) -> FootprintModel:
@@ -88,7 +104,7 @@ class _Model:
         self._weights = Weights(header, RepackRules(buffers, machine.cpu.features, header.n_vocab), backends)
         self._kv = KvCache(header)
         self._compute = Compute(header, backends)
-        self._host = HostCosts(header, engine, backends)
+        self._host = HostCosts(header, engine, backends, machine.cpu.usable_cores)
         self._placements: dict[tuple[object, ...], Placement] = {}
         self._batches: dict[tuple[object, ...], Batch] = {}
         self._weights_priced: dict[tuple[object, ...], _Priced] = {}
@@ -141,8 +157,8 @@ class _Model:
             context = self._context_priced[key] = self._price(self._context_parts(settings))
         host = self._host_priced.get(key := _HOST(settings))
         if host is None:
-            places = tuple(span.place for span in self._placement(settings).spans)
-            host = self._host_priced[key] = self._price(self._host.parts(places, settings.cache_ram))
+            parts = self._host.parts(self._placement(settings), settings, self._n_ctx(settings))
+            host = self._host_priced[key] = self._price(parts)
         return weights, context, host
 
     def _context_parts(self, settings: Settings) -> list[Part]:
@@ -154,10 +170,13 @@ class _Model:
         return [*self._kv.parts(placement, batch), *self._compute.parts(placement, batch, largest)]
 
     def _batch(self, settings: Settings) -> Batch:
-        n_ctx = settings.n_ctx if settings.n_ctx > 0 else self._header.context_length or DEFAULT_N_CTX
+        n_ctx = self._n_ctx(settings)
         n_ubatch = max(1, min(settings.n_ubatch, settings.n_batch, n_ctx))
         size = cells(n_ctx, settings.n_parallel, settings.kv_unified, n_ubatch, self._header.sliding_window)
         return Batch(n_ubatch, max(1, settings.n_parallel), size, settings.flash_attn, settings.type_k, settings.type_v)
+
+    def _n_ctx(self, settings: Settings) -> int:
+        return settings.n_ctx if settings.n_ctx > 0 else self._header.context_length or DEFAULT_N_CTX
 
     def _placement(self, settings: Settings) -> Placement:
         key = _WHERE(settings)

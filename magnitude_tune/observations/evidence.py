@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from typing import Any
+from dataclasses import MISSING, fields
+from typing import Any, Final
 
 from magnitude_tune.request import Settings
 from magnitude_tune.throughput.values import Evidence
 
 __all__ = ["evidence_of"]
+
+_KNOWN: Final = {field.name for field in fields(Settings)}
+_REQUIRED: Final = {field.name for field in fields(Settings) if field.default is MISSING}
 
 
 def evidence_of(rows: Iterable[Mapping[str, object]]) -> Evidence | None:
@@ -30,10 +33,13 @@ def evidence_of(rows: Iterable[Mapping[str, object]]) -> Evidence | None:
 
 
 def _settings(text: object) -> Settings | None:
-    """Settings as stored; None where they are not of this version's shape."""
+    """Settings as stored; None where they are not of this version's shape.
+
+    What an earlier version did not know had the value that is the default now.
+    """
     try:
         stored: dict[str, Any] = json.loads(str(text))
-        if not isinstance(stored, dict) or stored.keys() != {field.name for field in fields(Settings)}:
+        if not isinstance(stored, dict) or not _REQUIRED <= stored.keys() <= _KNOWN:
             return None
         values: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
         return Settings(**values)

@@ -9,6 +9,7 @@ from magnitude_tune.agents.detect import AgentRequest
 from magnitude_tune.findings import Place, Rule
 from magnitude_tune.pipeline.resolve import Resolved
 from magnitude_tune.request import DEFAULT_N_CTX
+from magnitude_tune.resolver.prompt_cache import needs_checkpoints
 
 __all__ = ["settings_to_write"]
 
@@ -56,6 +57,8 @@ def _names(resolved: Resolved) -> Iterator[str]:
         yield "n_cpu_moe"
     if resolved.engine is None or resolved.engine.prompt_cache:
         yield "cache_ram"
+        if needs_checkpoints(header):
+            yield "ctx_checkpoints"
     if len(settings.tensor_split) > 1:
         yield "tensor_split"
 

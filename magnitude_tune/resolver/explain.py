@@ -11,7 +11,7 @@ from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.magnitude import thread_cap
 from magnitude_tune.request import DEFAULT_N_CTX, Request, Settings
 from magnitude_tune.resolver.candidates import Shape
-from magnitude_tune.resolver.prompt_cache import CACHE_SIZES_MIB
+from magnitude_tune.resolver.prompt_cache import CACHE_SIZES_MIB, CHECKPOINTS, needs_checkpoints
 from magnitude_tune.resolver.subject import Subject
 from magnitude_tune.resolver.values import Reason
 
@@ -29,14 +29,19 @@ class Explained(NamedTuple):
     findings: tuple[Finding, ...]
 
 
-def given_up(settings: Settings, best: Settings, shape: Shape, *, has_prompt_cache: bool) -> tuple[str, ...]:
+def given_up(explained: Explained, *, has_prompt_cache: bool) -> tuple[str, ...]:
     """What the plan lacks against the best one with all memory free, in the fixed order."""
+    settings, best = explained.settings, explained.best
+    pinned = explained.request.pin("ctx_checkpoints") is not None
+    checkpoints = CHECKPOINTS[0] if needs_checkpoints(explained.subject.header) and not pinned else 0
 
     def lost() -> Iterator[str]:
         if best.repack and not settings.repack:
             yield "repacked copy of the weights"
         if has_prompt_cache and settings.cache_ram < CACHE_SIZES_MIB[0]:
             yield f"prompt cache ({settings.cache_ram} of {CACHE_SIZES_MIB[0]} MiB)"
+        if has_prompt_cache and settings.ctx_checkpoints < checkpoints:
+            yield f"context checkpoints ({settings.ctx_checkpoints} of {checkpoints} a slot)"
         if settings.n_ubatch < best.n_ubatch:
             yield f"ubatch ({settings.n_ubatch} instead of {best.n_ubatch})"
         if settings.n_gpu_layers < best.n_gpu_layers:
@@ -44,7 +49,7 @@ def given_up(settings: Settings, best: Settings, shape: Shape, *, has_prompt_cac
         if settings.n_cpu_moe > best.n_cpu_moe:
             yield f"experts on the GPU (those of {settings.n_cpu_moe} blocks are on the CPU)"
 
-    return (*lost(), *shape.concessions)
+    return (*lost(), *explained.shape.concessions)
 
 
 def reasons(explained: Explained) -> tuple[Reason, ...]:
@@ -65,6 +70,7 @@ def reasons(explained: Explained) -> tuple[Reason, ...]:
         "load_mode": _load_mode(explained.settings),
         "repack": _repack(explained),
         "cache_ram": _cache(explained),
+        "ctx_checkpoints": _checkpoints(explained),
     }
     if explained.subject.header.moe is not None:
         texts["n_cpu_moe"] = _cpu_moe(explained.settings)
@@ -147,7 +153,20 @@ def _cache(explained: Explained) -> str:
     engine = explained.subject.engine
     if engine is not None and not engine.prompt_cache:
         return "this engine has no prompt cache"
+    if not explained.settings.ctx_checkpoints and needs_checkpoints(explained.subject.header):
+        return "none: without checkpoints this model reads a kept conversation again all the same"
     return "the largest of 0, 256, 1024 and 8192 MiB that magnitude and memory hold"
+
+
+def _checkpoints(explained: Explained) -> str:
+    engine = explained.subject.engine
+    if engine is not None and not engine.prompt_cache:
+        return "this engine makes none"
+    if not needs_checkpoints(explained.subject.header):
+        return "every layer keeps the whole context: none are needed to go on with a conversation"
+    if not explained.settings.ctx_checkpoints:
+        return "given up: memory does not hold a copy of what layers forget"
+    return "a conversation goes on from a copy of what sliding or recurrent layers forget"
 
 
 def _cpu_moe(settings: Settings) -> str:

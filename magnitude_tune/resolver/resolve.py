@@ -13,15 +13,16 @@ from magnitude_tune.fingerprint.values import Pool
 from magnitude_tune.magnitude import magnitude_of_bytes, needed, share
 from magnitude_tune.request import Request, Settings
 from magnitude_tune.resolver.advice import log_lines, request_findings, shown_magnitude
-from magnitude_tune.resolver.candidates import Candidate, Search, Shape, Table, build_table
+from magnitude_tune.resolver.candidates import Candidate, Search, Shape, Table
 from magnitude_tune.resolver.choose import Limits, choose, limits_of
 from magnitude_tune.resolver.concessions import conceding_shapes, wanted_shape
 from magnitude_tune.resolver.curve import curve_points, magnitude_for_target
 from magnitude_tune.resolver.explain import Explained, given_up, reasons
 from magnitude_tune.resolver.kv_types import require_cacheable
 from magnitude_tune.resolver.pins import mismatches, pinned_values
+from magnitude_tune.resolver.pricing import build_table
 from magnitude_tune.resolver.pressure import Plan, executed_by_pool, executed_on_cores
-from magnitude_tune.resolver.prompt_cache import CACHE_SIZES_MIB, with_prompt_cache
+from magnitude_tune.resolver.prompt_cache import with_prompt_cache
 from magnitude_tune.resolver.refusal import refusal
 from magnitude_tune.resolver.subject import Subject
 from magnitude_tune.resolver.values import Magnitudes, PoolUse, Resolution
@@ -133,21 +134,22 @@ def _magnitude(chooser: _Chooser, request: Request, limits: Limits) -> tuple[flo
 
 
 def _final(choice: _Choice, limits: Limits, subject: Subject, pins: dict[str, int | str | bool]) -> Settings | None:
-    """The chosen settings with the prompt cache, which is decided last."""
+    """The chosen settings with checkpoints and the prompt cache, which are decided last."""
     if not subject.has_prompt_cache:
         return choice.settings
-    totals = tuple(subject.machine.pool(name).total_bytes for name in choice.table.pools)
-    sizes = (int(pins["cache_ram"]),) if "cache_ram" in pins else CACHE_SIZES_MIB
-    return with_prompt_cache(
-        choice.settings, subject.footprint, m=choice.m, totals=totals, limits=limits, sizes_mib=sizes
-    )
+    return with_prompt_cache(choice.settings, subject, pins, m=choice.m, limits=limits)
 
 
 def _cache_refusal(pins: dict[str, int | str | bool], m: float) -> DoesNotFitError:
+    if "cache_ram" in pins:
+        name, what = "cache_ram", f"a prompt cache of {pins['cache_ram']} MiB"
+    else:
+        name, what = "ctx_checkpoints", f"context checkpoints ({pins['ctx_checkpoints']} a slot)"
+    verb = "does" if name == "cache_ram" else "do"
     return DoesNotFitError(
-        f"a prompt cache of {pins['cache_ram']} MiB does not fit beside the model at magnitude {shown_magnitude(m)}",
-        where="cache_ram",
-        hint="leave cache_ram unset: it is sized to what is left",
+        f"{what} {verb} not fit beside the model at magnitude {shown_magnitude(m)}",
+        where=name,
+        hint=f"leave {name} unset: it is sized to what is left",
     )
 
 
@@ -202,7 +204,7 @@ def _resolution(
         footprint=footprint,
         pools=pools,
         reasons=reasons(explained),
-        given_up=given_up(settings, best, table.shape, has_prompt_cache=has_cache),
+        given_up=given_up(explained, has_prompt_cache=has_cache),
         findings=findings,
         log_lines=lines,
         curve=curve_points(table, limits, at, subject.speed, request.workload),

@@ -64,9 +64,9 @@ class Calibration(NamedTuple):
 def exact_key(settings: Settings, quantity: str, n_threads: int) -> tuple[object, ...]:
     """What must be equal for a measurement to hold as it is: every setting that the quantity depends on.
 
-    `cache_ram` changes nothing measured here. The other phase's thread count does not count either: `tg` never sees
-    n_threads_batch, nor `pp` n_threads. How the file was loaded is part of `ready` only, and a single token sees no
-    batch.
+    `cache_ram` and `ctx_checkpoints` change next to nothing measured here. The other phase's thread count does not
+    count either: `tg` never sees n_threads_batch, nor `pp` n_threads. How the file was loaded is part of `ready` only,
+    and a single token sees no batch.
     """
     batch = () if quantity == "tg" else (settings.n_batch, settings.n_ubatch)
     return (

@@ -66,7 +66,7 @@ def test_every_setting_but_cache_ram_makes_another_key(build: Any) -> None:
         "tensor_split": (1, 2),
         "main_gpu": 1,
     }
-    named = {*others, "n_threads", "n_threads_batch", "cache_ram"}
+    named = {*others, "n_threads", "n_threads_batch", "cache_ram", "ctx_checkpoints"}
     assert named == set(Settings.__dataclass_fields__)
     key = exact_key(base, "tg", 8)
     unseen = {"tg": {"n_batch", "n_ubatch", "load_mode"}, "pp": {"load_mode"}, "ready": set()}
