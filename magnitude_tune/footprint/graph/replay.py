@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from magnitude_tune.footprint.batch import Batch
+from magnitude_tune.footprint.graph.assumed import assumed_block, assumed_outer
 from magnitude_tune.footprint.graph.dims import PLACEHOLDERS, Dims, evaluate
 from magnitude_tune.footprint.graph.frame import Frame, Layer, Options
 from magnitude_tune.footprint.graph.layout import Layout, lay_out
@@ -15,13 +16,14 @@ from magnitude_tune.footprint.graph.scheduler import schedule
 from magnitude_tune.footprint.placement import Placement
 from magnitude_tune.header.values import Attention, LayerKv, ModelHeader
 
-__all__ = ["Replay"]
+__all__ = ["NEWEST_GGML", "Replay"]
 
 _IN_PLACE: Final = frozenset(
     {"fill", "scale", "add", "add_id", "sub", "mul", "div", "sqr", "sqrt", "log", "unary", "rope", "rms_norm"}
     | {"clamp", "soft_max"}
 )
 _ALIGNMENT: Final = 32
+NEWEST_GGML: Final = (25, 3)
 _PLAIN: Final = frozenset({"f32", "f16", "bf16"})
 _NO_KV: Final = LayerKv(Attention.NONE, 0, 0, 0, 0)
 
@@ -35,10 +37,11 @@ class _Kept(NamedTuple):
 
 
 class Replay:
-    """Compute buffers of one model."""
+    """Compute buffers of one model, by an engine whose tensor library has version 0.x of `ggml`: (minor, patch)."""
 
-    def __init__(self, header: ModelHeader) -> None:
+    def __init__(self, header: ModelHeader, ggml: tuple[int, int] = NEWEST_GGML) -> None:
         self._header = header
+        self._ggml = ggml
         self._recipe = recipe_of(header.architecture)
         self._n_blocks = max(0, header.block_count - max(0, header.nextn_predict_layers))
         self._kinds = [self._kind(index) for index in range(self._n_blocks)]
@@ -78,7 +81,7 @@ class Replay:
         layers = tuple(
             Layer(
                 block=kept.block,
-                shapes=header.shapes.of_block(kept.block),
+                shapes=header.shapes.of_block(kept.block) or assumed_block(header, kept.block),
                 kv=self._kv(kept.block),
                 place=kept.place,
                 is_last=kept.is_last,
@@ -86,7 +89,7 @@ class Replay:
             )
             for kept in blocks
         )
-        return Frame(layers, header.shapes.outer, header.shapes.hparams, dims, options)
+        return Frame(layers, header.shapes.outer or assumed_outer(header), header.shapes.hparams, dims, options)
 
     def _options(self, placement: Placement, batch: Batch) -> Options:
         rotated = [layer for layer in self._header.layers if layer.k]
@@ -99,7 +102,7 @@ class Replay:
             rotates_v=rotatable and batch.type_v not in _PLAIN,
             full_offload=placement.all_offloaded,
             output_place=span_of.get(placement.output_place, 0),
-            ggml=(25, 3),
+            ggml=self._ggml,
         )
 
     def _contracted(self, placement: Placement) -> tuple[_Kept, ...]:

@@ -7,7 +7,7 @@ Source: src/models/*.cpp.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from magnitude_tune.footprint.graph.attention import Qkv, attend, heads_of, project
 from magnitude_tune.footprint.graph.feed_forward import Routing, dense, experts
@@ -15,6 +15,9 @@ from magnitude_tune.footprint.graph.frame import Cache, Frame, Layer
 from magnitude_tune.footprint.graph.tensors import Tensor
 
 __all__ = ["Caches", "Style", "block", "caches_of", "transformer"]
+
+
+_MAX_EXPERTS: Final = 1024
 
 
 class Style(NamedTuple):
@@ -45,16 +48,14 @@ class Style(NamedTuple):
 
 
 class Caches(NamedTuple):
-    """Inputs of the full cache and of the sliding one; None where no block has such a cache."""
+    """Inputs of the full cache, which is always there, and of the sliding one where a block has it."""
 
-    full: Cache | None
+    full: Cache
     sliding: Cache | None
 
     def of(self, layer: Layer) -> Cache:
         """The cache that a block reads."""
-        cache = self.sliding if layer.slides else self.full
-        assert cache is not None  # noqa: S101 - made for the blocks there are
-        return cache
+        return self.sliding if layer.slides and self.sliding else self.full
 
 
 def caches_of(frame: Frame) -> Caches:
@@ -65,7 +66,7 @@ def caches_of(frame: Frame) -> Caches:
     attending = [layer for layer in frame.layers if layer.kv.k]
     k = max((heads_of(layer).k for layer in attending), default=1)
     widest_v = max((layer.kv.v for layer in attending), default=1)
-    slides = any(layer.slides for layer in attending)
+    slides = any(layer.slides for layer in frame.layers)
     return Caches(
         full=frame.cache_inputs(frame.dims.full_cells, k, widest_v),
         sliding=frame.cache_inputs(frame.dims.sliding_cells, k, widest_v) if slides else None,
@@ -142,7 +143,7 @@ def feed_forward(frame: Frame, layer: Layer, source: Tensor, style: Style) -> Te
     if "ffn_gate_inp.weight" not in layer.shapes:
         return dense(frame, layer, source, squared=style.squared)
     routing = Routing(
-        used=max(1, frame.number_at("expert_used_count", layer.block, 1)),
+        used=min(max(1, frame.number_at("expert_used_count", layer.block, 1)), _MAX_EXPERTS),
         softmax_late=style.softmax_late,
         normalised=style.normalised,
         scaled=frame.has("expert_weights_scale"),
