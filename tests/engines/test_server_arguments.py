@@ -9,7 +9,7 @@ import pytest
 from magnitude_tune.engines.server_arguments import ServerArguments, build_arguments
 from magnitude_tune.engines.values import Launch
 from magnitude_tune.errors import EngineError, MagnitudeTuneError
-from magnitude_tune.request import Settings
+from magnitude_tune.request import Companions, Settings
 
 PLAIN = Settings(n_gpu_layers=0, n_threads=6, n_threads_batch=8, n_batch=2048, n_ubatch=512, n_ctx=8192)
 OLD_WORDS = (
@@ -119,3 +119,61 @@ def test_a_negative_number_of_layers_never_reaches_the_engine() -> None:
     """-1 would let it choose."""
     with pytest.raises(MagnitudeTuneError, match="n_gpu_layers"):
         build(replace(PLAIN, n_gpu_layers=-1))
+
+
+BESIDE_WORDS = "mmproj no-mmproj-offload model-draft spec-type n-gpu-layers-draft cache-type-k-draft cache-type-v-draft"
+RENAMED_WORDS = "spec-type spec-draft-model spec-draft-ngl spec-draft-type-k spec-draft-type-v mmproj"
+BESIDE = frozenset(BESIDE_WORDS.split())
+DRAFT = Companions(
+    mmproj="/m/p.gguf",
+    no_mmproj_offload=True,
+    model_draft="/m/d.gguf",
+    spec_type="draft-simple",
+    n_gpu_layers_draft=7,
+    type_k_draft="q8_0",
+    type_v_draft="f16",
+)
+
+
+def beside(companions: Companions, flags: frozenset[str]) -> ServerArguments:
+    launch = Launch(model_path="/m/a.gguf", settings=PLAIN, companions=companions)
+    return build_arguments(launch, flags, port=1)
+
+
+def test_what_runs_beside_the_model_is_explicit() -> None:
+    """Projector and draft reach the server with their place and the types of the draft's cache."""
+    arguments = beside(DRAFT, NEW | BESIDE)
+    expected = {
+        "--mmproj": "/m/p.gguf", "--model-draft": "/m/d.gguf", "--spec-type": "draft-simple",
+        "--n-gpu-layers-draft": "7", "--cache-type-k-draft": "q8_0", "--cache-type-v-draft": "f16",
+    }  # fmt: skip
+    assert {option: value(arguments, option) for option in expected} == expected
+    assert "--no-mmproj-offload" in arguments.argv
+
+
+def test_nothing_beside_the_model_adds_nothing() -> None:
+    """Without companions no build gets an option about them."""
+    assert not {option[2:] for option in beside(Companions(), NEW | BESIDE).argv if option[:2] == "--"} & BESIDE
+
+
+def test_newer_names_of_draft_options_are_used() -> None:
+    """Builds that renamed them get the new names."""
+    arguments = beside(DRAFT._replace(no_mmproj_offload=False), NEW | frozenset(RENAMED_WORDS.split()))
+    assert value(arguments, "--spec-draft-ngl") == "7"
+    assert value(arguments, "--spec-draft-type-k") == "q8_0"
+
+
+@pytest.mark.parametrize(
+    ("companions", "missing"),
+    [
+        (DRAFT, "mmproj"),
+        (Companions(spec_type="draft-mtp", type_k_draft="f16", type_v_draft="f16"), "spec-type"),
+        (DRAFT, "model-draft"),
+        (DRAFT, "no-mmproj-offload"),
+        (DRAFT, "cache-type-k-draft"),
+    ],
+)
+def test_a_build_that_cannot_run_companions_is_refused(companions: Companions, missing: str) -> None:
+    """The option that the build lacks is named."""
+    with pytest.raises(EngineError, match=f"--{missing}"):
+        beside(companions, (NEW | BESIDE) - {missing})
