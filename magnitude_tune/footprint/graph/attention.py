@@ -11,7 +11,7 @@ from typing import NamedTuple
 from magnitude_tune.footprint.graph.frame import Cache, Frame, Layer
 from magnitude_tune.footprint.graph.tensors import F16, F32, Tensor
 
-__all__ = ["Heads", "Qkv", "attend", "heads_of", "mix", "project", "rotated", "store"]
+__all__ = ["Heads", "Qkv", "attend", "attended", "heads_of", "mix", "project", "rotated", "store"]
 
 
 class Heads(NamedTuple):
@@ -114,7 +114,8 @@ def combine(
     graph, tokens = frame.graph, frame.tokens
     q, k, v = qkv
     width, n_heads = v.ne[0], q.ne[1]
-    q = graph.permute(graph.view(q, q.ne[0], n_heads, tokens // streams, streams, nb=(*q.strides[:3], -1)), 0, 2, 1, 3)
+    by_stream = (*q.strides[:3], q.strides[2] * (tokens // streams))
+    q = graph.permute(graph.view(q, q.ne[0], n_heads, tokens // streams, streams, nb=by_stream), 0, 2, 1, 3)
     k, v = graph.permute(k, 0, 2, 1, 3), graph.permute(v, 0, 2, 1, 3)
     sinks = frame.weight(layer, "attn_sinks.weight")
     if frame.options.flash_attn and bias is None:
@@ -143,6 +144,13 @@ def attend(frame: Frame, layer: Layer, cache: Cache, qkv: Qkv, *, v_first: bool,
 
     `v_first`: V is computed before K, as in models with one cache; those with two keep the order Q, K, V.
     """
+    return frame.linear(attended(frame, layer, cache, qkv, v_first=v_first, bias=bias), layer, "attn_output")
+
+
+def attended(
+    frame: Frame, layer: Layer, cache: Cache, qkv: Qkv, *, v_first: bool, bias: Tensor | None = None
+) -> Tensor:
+    """As `attend`, without the output matrix."""
     graph = frame.graph
     q = rotated(frame, qkv.q, cache.k_rotation)
     k = rotated(frame, qkv.k, cache.k_rotation) if qkv.k is not None else None
@@ -152,4 +160,4 @@ def attend(frame: Frame, layer: Layer, cache: Cache, qkv: Qkv, *, v_first: bool,
             graph.expand(tensor)
     store(frame, layer, cache, k, v)
     mixed = mix(frame, layer, q, cache, bias=bias)
-    return frame.linear(rotated(frame, mixed, cache.v_rotation), layer, "attn_output")
+    return rotated(frame, mixed, cache.v_rotation)

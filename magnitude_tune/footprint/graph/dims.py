@@ -54,6 +54,8 @@ def polynomial(size: int) -> Polynomial:
     position = 0
     while size:
         size, factor = divmod(size, _BASE)
+        if factor > _BASE // 2:  # a negative factor: it borrowed from the next digit
+            size, factor = size + 1, factor - _BASE
         if factor:
             powers, rest = [], position
             for _, degree in _DEGREES:

@@ -190,11 +190,27 @@ class Frame:
         bias = self.weight(layer, f"{name}.bias")
         return self.graph.add(result, bias) if bias else result
 
-    def output(self, source: Tensor, *, layer_norm: bool = False, scaled: bool = False, capped: bool = False) -> None:
-        """The final norm and the logits; `scaled` and `capped`: what some models do to them."""
+    def output(
+        self,
+        source: Tensor,
+        *,
+        layer_norm: bool = False,
+        scaled: bool = False,
+        capped: bool = False,
+        rows: Tensor | None = None,
+    ) -> None:
+        """The final norm and the logits; `scaled` and `capped`: what some models do to them.
+
+        `rows`: which rows are wanted, where they are picked after the norm.
+        """
         graph, place = self.graph, self.options.output_place
-        weight, bias = self.outer_weight("output_norm.weight", place), self.outer_weight("output_norm.bias", place)
+        # LFM2's files name the output norm as others name the norm of the embedding.
+        weight = self.outer_weight("output_norm.weight", place) or self.outer_weight("token_embd_norm.weight", place)
+        bias = self.outer_weight("output_norm.bias", place)
         normed = self.normed(source, weight, bias, None, layer_norm=layer_norm)
+        if rows is not None:
+            normed.is_output = True
+            normed = graph.get_rows(normed, rows)
         head = self.outer_weight("output.weight", place) or self.outer_weight("token_embd.weight", place)
         logits = graph.mul_mat(head, normed) if head else normed
         if bias := self.outer_weight("output.bias", place):

@@ -106,7 +106,7 @@ class _Copies:
         if found is not None:
             return found, False
         for index in range(self._n_copies):
-            copy = Tensor("none", source.kind, source.ne)
+            copy = source.twin()
             self._backend_of[copy] = backend
             if self._n_copies > 1:
                 copy.is_input = copy.is_output = True

@@ -57,9 +57,18 @@ class Tensor:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of a contiguous tensor of this shape."""
-        a, b, c, d = self.ne
-        return abs(self.kind) * a * b * c * d
+        """Bytes from the first element to the last."""
+        if self.nb is None:
+            a, b, c, d = self.ne
+            return abs(self.kind) * a * b * c * d
+        return abs(self.kind) + sum((n - 1) * step for n, step in zip(self.ne, self.nb, strict=True))
+
+    def twin(self) -> Tensor:
+        """A leaf of the same type, shape and strides."""
+        tensor = Tensor(_LEAF, self.kind, self.ne)
+        if self.nb is not None and self.nb != tensor.strides:
+            tensor.nb = self.nb
+        return tensor
 
     @property
     def strides(self) -> tuple[int, ...]:

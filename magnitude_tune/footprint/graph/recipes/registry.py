@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Final, NamedTuple
 
 from magnitude_tune.footprint.graph.frame import Frame
@@ -35,8 +36,20 @@ _STYLES: Final = {
     "starcoder2": Style(layer_norm=True),
 }
 
+# Module and function of recipes of their own: only the one that is needed gets imported.
+_OWN: Final = {
+    "mamba": ("mamba", "mamba"),
+    "mamba2": ("mamba", "mamba"),
+    "jamba": ("mamba", "jamba"),
+    "granitehybrid": ("mamba", "granite_hybrid"),
+    "falcon-h1": ("mamba", "falcon_h1"),
+}
+
 
 def recipe_of(architecture: str) -> Recipe:
     """The recipe of an architecture."""
+    if own := _OWN.get(architecture):
+        module, function = own
+        return Recipe(getattr(import_module(f"{__package__}.{module}"), function), known=True)
     style = _STYLES.get(architecture)
     return Recipe(lambda frame: transformer(frame, style or Style()), style is not None)
