@@ -78,6 +78,7 @@ class RepackRules:
             if buffer is None or source <= 0:
                 continue
             packed, stored = _AMX_GROWTH[group.type_name] if buffer == "amx" else (1, 1)
+            source += group.padding_bytes if source == group.n_bytes else 0
             total = total.plus(
                 Layout(
                     copy=source * packed // stored,
@@ -89,6 +90,10 @@ class RepackRules:
             )
         return total
 
+    def leaves(self, group: TensorGroup) -> bool:
+        """Whether no matrix of the group is moved: they stay where the file is mapped."""
+        return group.repackable_bytes <= 0 or self._buffer(group) is None
+
     def _buffer(self, group: TensorGroup) -> str | None:
         for buffer in self._buffers:
             if buffer == "amx" and self._amx_takes(group):
@@ -98,6 +103,6 @@ class RepackRules:
         return None
 
     def _amx_takes(self, group: TensorGroup) -> bool:
-        if group.type_name not in _AMX_GROWTH or group.role is Role.EXPERT_FFN:
+        if group.type_name not in _AMX_GROWTH or group.role is Role.EXPERT_FFN or group.row_multiple % AMX_ROWS:
             return False
         return group.block is not None or self._amx_takes_output

