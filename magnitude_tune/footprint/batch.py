@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["Batch", "Cells", "cells"]
+__all__ = ["Batch", "Cells", "cells", "padded"]
 
 _CELL_PADDING: Final = 256
 
@@ -17,7 +17,7 @@ class Cells(NamedTuple):
     streams: int
 
 
-def _padded(n_tokens: int) -> int:
+def padded(n_tokens: int) -> int:
     """Tokens rounded up to the cache's granularity of 256 cells."""
     return -(-n_tokens // _CELL_PADDING) * _CELL_PADDING
 
@@ -28,11 +28,11 @@ def cells(n_ctx: int, n_parallel: int, kv_unified: bool, n_ubatch: int, sliding_
     A slot that does not share gets PAD(n_ctx / n_parallel, 256). A sliding-window layer keeps
     PAD(min(cells, window * (n_parallel if unified else 1) + n_ubatch), 256).
     """
-    total = _padded(max(1, n_ctx))
+    total = padded(max(1, n_ctx))
     slots = max(1, n_parallel)
-    full = total if kv_unified else _padded(max(1, total // slots))
+    full = total if kv_unified else padded(max(1, total // slots))
     window = max(0, sliding_window) * (slots if kv_unified else 1) + max(1, n_ubatch)
-    return Cells(full, _padded(min(full, window)), 1 if kv_unified else slots)
+    return Cells(full, padded(min(full, window)), 1 if kv_unified else slots)
 
 
 class Batch(NamedTuple):

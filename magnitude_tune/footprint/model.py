@@ -9,6 +9,7 @@ from magnitude_tune.errors import HeaderError, UsageError
 from magnitude_tune.fingerprint.layouts import extra_buffers
 from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 from magnitude_tune.footprint.batch import Batch, cells
+from magnitude_tune.footprint.builds import build_rules
 from magnitude_tune.footprint.compute import Compute
 from magnitude_tune.footprint.host import HostCosts
 from magnitude_tune.footprint.kv_cache import KvCache
@@ -101,8 +102,10 @@ class _Model:
         self._pool_names = tuple(pool.name for pool in machine.pools)
         self._pool_of_place = (host_pool, *(device.pool for device in machine.devices))
         self._pool_index = tuple(self._pool_names.index(name) for name in self._pool_of_place)
-        self._weights = Weights(header, RepackRules(buffers, machine.cpu.features, header.n_vocab), backends)
-        self._kv = KvCache(header)
+        rules = RepackRules(buffers, machine.cpu.features, header.n_vocab)
+        build = build_rules(engine.ggml_version if engine else None)
+        self._weights = Weights(header, rules, backends, build)
+        self._kv = KvCache(header, backends)
         self._compute = Compute(header, backends)
         self._host = HostCosts(header, engine, backends, machine.cpu.usable_cores)
         self._placements: dict[tuple[object, ...], Placement] = {}

@@ -21,10 +21,10 @@ from magnitude_tune.header.values import ModelHeader, Role, TensorGroup
 from magnitude_tune.request import LoadMode
 from magnitude_tune.units import MIB
 
-__all__ = ["Weights"]
+__all__ = ["CUDA_LIKE", "Weights"]
 
 _INPUT_ROLES: Final = frozenset({Role.TOKEN_EMBEDDING, Role.INPUT_OTHER, Role.PER_LAYER_EMBEDDING})
-_CUDA_LIKE: Final = frozenset({"cuda", "rocm", "sycl"})
+CUDA_LIKE: Final = frozenset({"cuda", "rocm", "sycl"})
 """Backends whose buffers align tensors to 128 bytes and fill quantised rows up to 512 elements."""
 
 _PINNED_STAGING: Final = 4 * 64 * MIB
@@ -105,7 +105,7 @@ class Weights:
         return max(self._largest[placement.host_blocks], experts)
 
     def _of_span(self, span: Span, moe_end: int) -> int:
-        sums = self._cuda if self._backends[span.place - 1] in _CUDA_LIKE else self._plain
+        sums = self._cuda if self._backends[span.place - 1] in CUDA_LIKE else self._plain
         kept = sums.experts[max(span.first, min(span.end, moe_end))] - sums.experts[span.first]
         n_bytes = sums.blocks[span.end] - sums.blocks[span.first] - kept
         n_bytes += sums.rope if span.end > span.first else 0

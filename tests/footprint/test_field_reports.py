@@ -67,9 +67,10 @@ def test_b07_the_trained_context_is_priced_as_what_it_is(
 def test_b15_b20_blocks_for_drafting_count_as_layers_but_are_not_loaded(make: SimpleNamespace) -> None:
     """65 blocks, one of them for multi-token prediction: 66 is everything, the last block has neither bytes nor KV."""
     layers = [
-        make.layer(Attention.FULL, 16, 4, 256) if il % 4 == 3 or il == 64 else make.layer(Attention.RECURRENT, 0, 0, 0)
-        for il in range(65)
+        make.layer(Attention.FULL, 16, 4, 256) if il % 4 == 3 else make.layer(Attention.RECURRENT, 0, 0, 0)
+        for il in range(64)
     ]
+    layers.append(make.layer(Attention.NONE, 16, 4, 0))
     groups = [make.group(block, Role.ATTENTION, 100) for block in range(65)]
     groups.append(make.group(None, Role.OUTPUT, 7))
     header = make.header(layers, groups, nextn_predict_layers=1)
@@ -155,7 +156,7 @@ def test_b72_an_encoder_keeps_no_cache(make: SimpleNamespace) -> None:
     """A bert of 24 blocks at 8192 tokens: weights and compute, 1 to 2 GiB in all, not 13.8."""
     weights = round(1.07 * GIB)
     header = make.header(
-        [make.layer(Attention.FULL, 16, 16, 64)] * 24,
+        [make.layer(Attention.NONE, 16, 16, 0)] * 24,
         [make.group(0, Role.DENSE_FFN, weights, "f16")],
         causal=False,
         n_vocab=30522,
@@ -177,7 +178,7 @@ def test_mla_caches_only_the_compressed_key(make: SimpleNamespace) -> None:
 
 def test_without_flash_attention_v_has_the_widest_layers_rows(make: SimpleNamespace) -> None:
     """V is stored transposed without flash attention: every layer's rows are as wide as the widest layer's."""
-    layers = [make.layer(Attention.FULL, 8, 8, 64), make.layer(Attention.FULL, 8, 2, 64)]
+    layers = [make.layer(Attention.FULL, 8, n, 64)._replace(padded_v=512) for n in (8, 2)]
     model = footprint_model(make.header(layers), make.machine(), None)
     on, off = (_bytes(model.footprint(make.settings(n_ctx=256, flash_attn=fa)), "kv_cache") for fa in (True, False))
     assert on == 256 * 2 * (2 * 512 + 2 * 128)

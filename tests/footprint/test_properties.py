@@ -163,7 +163,7 @@ def test_moving_a_layer_moves_exactly_its_bytes(make: SimpleNamespace, data: st.
     layers = data.draw(st.lists(_layers(), min_size=len(sizes), max_size=len(sizes)))
     groups = [make.group(block, Role.DENSE_FFN, size) for block, size in enumerate(sizes)]
     groups += [make.group(None, Role.TOKEN_EMBEDDING, 11), make.group(None, Role.OUTPUT, 13)]
-    header = make.header(layers, groups, sliding_window=64, recurrent=RecurrentShape(30, 40))
+    header = make.header(layers, groups, sliding_window=64, recurrent=RecurrentShape(32, 64))
     model = footprint_model(header, make.machine([make.device("CUDA0", "cuda", "vram0")]), None)
     by_layers = [
         _terms(model.footprint(make.settings(n_gpu_layers=n, devices=("CUDA0",), n_ctx=512)))
