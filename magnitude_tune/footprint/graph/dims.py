@@ -52,7 +52,7 @@ def polynomial(size: int) -> Polynomial:
     """Read a size that was computed from the placeholders."""
     terms = []
     position = 0
-    while size:
+    while size > 0:
         size, factor = divmod(size, _BASE)
         if factor > _BASE // 2:  # a negative factor: it borrowed from the next digit
             size, factor = size + 1, factor - _BASE
