@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Final
 
@@ -44,7 +45,16 @@ def settings_to_write(resolved: Resolved, agent: AgentRequest) -> dict[str, Writ
     place = resolved.request.sources.get("magnitude")
     if place is not None and not _is_in(place, agent):
         written["magnitude"] = resolved.request.magnitude
-    return written
+    return written | dict(_companions(resolved, agent))
+
+
+def _companions(resolved: Resolved, agent: AgentRequest) -> Iterator[tuple[str, Written]]:
+    """What runs beside the model and was asked for outside the file; a path there would start at the file's folder."""
+    for name, value in resolved.companions._asdict().items():
+        place = resolved.request.sources.get(name)
+        if place is None or value is None or _is_in(place, agent):
+            continue
+        yield name, os.path.abspath(value) if name in ("mmproj", "model_draft") else value  # noqa: PTH100 - links stay
 
 
 def _names(resolved: Resolved) -> Iterator[str]:

@@ -220,3 +220,14 @@ def test_files_by_their_names() -> None:
     assert looks_like_agent(Path("a.yml"))
     assert not looks_like_agent(Path("model.gguf"))
     assert not looks_like_agent(Path("model"))
+
+
+def test_every_file_that_a_config_names_starts_at_its_folder() -> None:
+    """Model, projector and draft alike; a draft's other names are the same setting."""
+    text = "model_path: a.gguf\nmmproj: sub/p.gguf\ndraft_model: /abs/d.gguf\nspec_type: draft-simple\n"
+    assert raws(text) == {
+        "model": "project/a.gguf",
+        "mmproj": "project/sub/p.gguf",
+        "model_draft": "/abs/d.gguf",
+        "spec_type": "draft-simple",
+    }

@@ -1,15 +1,19 @@
-"""`magnitude-tune inspect MODEL` with settings: the memory of exactly these settings, through the real console."""
+"""`magnitude-tune inspect MODEL` with settings: the memory of exactly these settings, through the console's `main`."""
 
 from __future__ import annotations
 
+import io
 import json
-import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
+from pipeline.projector_files import write_projector
 
+from magnitude_tune.cli.app import main
 from magnitude_tune.units import MIB
 
 MACHINES = Path(__file__).parents[1] / "machines"
@@ -20,15 +24,38 @@ TERM_KEYS = {
 }
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "magnitude_tune", "inspect", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+class Done(NamedTuple):
+    """How a command ended, and what it wrote."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def command(*arguments: str | Path) -> Done:
+    """The program as the console script runs it, in this process: there are many cases."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    code = 0
+    with (
+        patch.object(sys, "argv", ["magnitude-tune", *map(str, arguments)]),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        stream.seek(0)
+        texts.append(stream.read())
+    return Done(code, *texts)
+
+
+def run(*arguments: str | Path) -> Done:
+    """`inspect`."""
+    return command("inspect", *arguments)
 
 
 def document(*arguments: str | Path) -> dict[str, Any]:
@@ -97,6 +124,7 @@ def test_what_is_not_given_has_its_documented_default(real_model: Path) -> None:
         (("--cache-ram", "256"), "cache_ram", 256),
         (("--n-cpu-moe", "3"), "n_cpu_moe", 3),
         (("--main-gpu", "1"), "main_gpu", 1),
+        (("--ctx-checkpoints", "2"), "ctx_checkpoints", 2),
         (("--n-threads-batch", "3"), "n_threads_batch", 3),
         (("--n-gpu-layers", "all"), "n_gpu_layers", 19),
         (("--n-gpu-layers", "-1"), "n_gpu_layers", 19),
@@ -161,15 +189,10 @@ def test_a_build_can_be_named(real_model: Path, build: str, version: str | None)
     assert (engine["build"], engine["ggml_version"]) == (build, version)
 
 
-@pytest.mark.parametrize("command", ["inspect", "resolve"])
-def test_an_unknown_build_lists_the_forms(real_model: Path, command: str) -> None:
+@pytest.mark.parametrize("name", ["inspect", "resolve"])
+def test_an_unknown_build_lists_the_forms(real_model: Path, name: str) -> None:
     """What is no build leaves with 2 and says what would be one."""
-    done = subprocess.run(
-        [sys.executable, "-m", "magnitude_tune", command, str(real_model), "--engine-build", "latest-ish"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = command(name, real_model, *CARD, "--engine-build", "latest-ish")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-2:] == [
         "error: --engine-build: 'latest-ish' is no build of an engine",
@@ -233,12 +256,7 @@ def test_the_table_has_sums_by_device_and_pool(real_model: Path) -> None:
 
 def test_resolve_explains_with_the_same_table(real_model: Path) -> None:
     """`resolve --explain` shows its terms in the same table."""
-    done = subprocess.run(
-        [sys.executable, "-m", "magnitude_tune", "resolve", str(real_model), "--explain", *map(str, CARD)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = command("resolve", real_model, "--explain", *CARD)
     assert done.returncode == 0, done.stderr
     head = done.stdout[done.stdout.index("Terms\n") :].splitlines()[1]
     assert head.split() == ["device", "pool", "term", "reserved", "resident", "between", "certainty", "rule"]
@@ -248,3 +266,39 @@ def test_a_quantised_v_cache_without_flash_attention_is_flagged(real_model: Path
     """Its memory is told, and that no engine would start with it."""
     found = document(real_model, "--type-v", "q8_0", "--flash-attn", "off", *CARD)
     assert [finding["id"] for finding in found["findings"] if finding["setting"] == "type_v"] == ["MT041"]
+
+
+def test_what_runs_beside_the_model_is_priced(real_model: Path, tmp_path: Path) -> None:
+    """A projector and a draft have their own terms, and are named beside the settings."""
+    projector = write_projector(tmp_path / "mmproj.gguf")
+    arguments = ("--mmproj", projector, "--model-draft", real_model, "--type-k-draft", "q8_0", "--n-gpu-layers", "all")
+    found = document(real_model, *CARD, *arguments)
+    assert found["companions"]["mmproj"] == str(projector)
+    assert found["companions"]["spec_type"] == "draft-simple"
+    assert total(found, "projector", "CUDA0") > 0
+    assert total(found, "draft_weights") == total(found, "weights")
+    assert 0 < total(found, "draft_kv_cache") < total(found, "kv_cache")
+    on_host = document(real_model, *CARD, "--no-mmproj-offload", "--mmproj", projector, "--n-gpu-layers", "all")
+    assert total(on_host, "projector", "CPU") == total(found, "projector")
+    assert total(on_host, "projector_compute", "CUDA0") == 0
+    assert document(real_model, *CARD, "--n-ctx", "512")["companions"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "where"),
+    [
+        (("--spec-type", "draft-mtp"), 2, "--spec-type"),
+        (("--spec-type", "magic"), 2, "--spec-type"),
+        (("--n-gpu-layers-draft", "x"), 2, "--n-gpu-layers-draft"),
+        (("--mmproj", "gone.gguf"), 3, "--mmproj"),
+        (("--model-draft", "gone.gguf"), 3, "--model-draft"),
+        (("--mmproj", "gone.gguf", "--engine", "llama_cpp_python"), 2, "--engine"),
+    ],
+)
+def test_wrong_companions_are_refused(real_model: Path, arguments: tuple[str, ...], code: int, where: str) -> None:
+    """What is wrong with them, where, and what to do."""
+    done = run(real_model, *CARD, *arguments)
+    lines = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (code, "")
+    assert lines[0].startswith(f"error: {where}: ")
+    assert lines[1].startswith("hint: ")

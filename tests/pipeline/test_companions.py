@@ -20,6 +20,7 @@ from magnitude_tune.header.read import read_model
 from magnitude_tune.pipeline.companions import beside_of
 from magnitude_tune.pipeline.machine import find_machine
 from magnitude_tune.pipeline.resolve import Resolved, ResolveOptions, resolve_request
+from magnitude_tune.pipeline.writing import settings_to_write
 from magnitude_tune.request import NO_COMPANIONS, Companions, Request, Settings
 from magnitude_tune.units import GIB, MIB
 
@@ -159,6 +160,19 @@ def test_a_config_names_files_beside_itself(real_model: Path, projector: Path) -
     with pytest.raises(ConfigError, match="this model has none") as caught:
         resolved(config)
     assert caught.value.where == f"{config}:2:12"
+
+
+def test_what_options_ask_for_is_written(real_model: Path, projector: Path) -> None:
+    """`--write` puts companions named by options into the config, with paths that hold from there."""
+    config = projector.parent / "agent.yaml"
+    config.write_text(f"model_path: {real_model}\nmmproj: mmproj.gguf\n")
+    found = resolved(config, model_draft=str(real_model), type_k_draft="q8_0")
+    assert found.agent is not None
+    written = settings_to_write(found, found.agent)
+    assert {name: written[name] for name in written if name in Companions._fields} == {
+        "model_draft": str(real_model),
+        "type_k_draft": "q8_0",
+    }
 
 
 @pytest.mark.parametrize("name", ["llama_cpp_python", "llama_bench"])
