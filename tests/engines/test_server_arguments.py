@@ -47,6 +47,14 @@ def test_everything_is_explicit_for_a_new_build() -> None:
     assert arguments.left_out == ()
 
 
+@pytest.mark.parametrize("name", ["ctx-checkpoints", "swa-checkpoints"])
+def test_checkpoints_in_the_words_of_each_build(name: str) -> None:
+    """Their number is always said: the server's own default is outside every budget."""
+    flags = NEW - {"ctx-checkpoints"} | {name}
+    assert value(build(replace(PLAIN, ctx_checkpoints=4), flags), f"--{name}") == "4"
+    assert value(build(PLAIN, flags), f"--{name}") == "0"
+
+
 def test_only_options_that_the_build_knows_are_passed() -> None:
     """An old build gets its own words, and each wish left out has its reason."""
     arguments = build(replace(PLAIN, flash_attn=False), OLD)
@@ -75,6 +83,7 @@ def test_loading_without_a_map_in_the_words_of_each_build() -> None:
     ("settings", "option"),
     [
         (replace(PLAIN, cache_ram=256), "--cache-ram 256"),
+        (replace(PLAIN, ctx_checkpoints=4), "--ctx-checkpoints 4"),
         (replace(PLAIN, n_cpu_moe=3), "--n-cpu-moe 3"),
         (replace(PLAIN, n_parallel=2, kv_unified=True), "--kv-unified"),
     ],
