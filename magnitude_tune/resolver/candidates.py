@@ -1,4 +1,4 @@
-"""Every sensible setting for one request, priced once.
+"""Every sensible setting for one request.
 
 The set depends on the model, the machine and the request, never on the magnitude: choosing at a magnitude, the
 curve over magnitudes and the needed magnitude are filters over one table.
@@ -6,27 +6,29 @@ curve over magnitudes and the needed magnitude are filters over one table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from magnitude_tune.fingerprint.layouts import extra_buffers
+from magnitude_tune.fingerprint.values import HOST_BUFFER_BACKENDS
 from magnitude_tune.header.values import ModelHeader
-from magnitude_tune.magnitude import magnitude_of_bytes, magnitude_of_threads
-from magnitude_tune.request import LoadMode, Settings, Workload
-from magnitude_tune.resolver.placements import Placement, placements
+from magnitude_tune.request import LoadMode, Settings, Workload, layers_per_device
+from magnitude_tune.resolver.placements import Group, Placement, device_groups, expert_pairs
+from magnitude_tune.resolver.splits import LayerBytes, Splits
 from magnitude_tune.resolver.subject import Subject
 
-__all__ = ["TIE", "Base", "Candidate", "Search", "Shape", "Table", "build_table", "thread_counts"]
+__all__ = ["MU_SLACK", "TIE", "Base", "Candidate", "Family", "Search", "Shape", "Table", "candidate_families"]
 
 UBATCHES: Final = (64, 128, 256, 512, 1024, 2048)
 BATCH: Final = 512
 """n_batch is at least this, so that only ubatches beyond it move it."""
 
+MU_SLACK: Final = 1e-9
+"""A candidate's magnitude may exceed the one that is asked for by no more than rounding."""
+
 TIE: Final = 0.03
 """Rows within 3 % of the best turn time count as equally fast."""
-
-_EVERY_COUNT_UP_TO: Final = 16
 
 
 class Shape(NamedTuple):
@@ -74,17 +76,6 @@ class Table(NamedTuple):
         return replace(base, n_threads=row.n_threads, n_threads_batch=row.n_threads_batch)
 
 
-def thread_counts(usable: int) -> tuple[int, ...]:
-    """Thread counts worth pricing: all up to 16, then four to an octave, and all usable cores."""
-    counts = set(range(1, min(usable, _EVERY_COUNT_UP_TO) + 1))
-    step = _EVERY_COUNT_UP_TO
-    while step < usable:
-        counts.update(range(step, min(2 * step, usable) + 1, step // 4))
-        step *= 2
-    counts.add(usable)
-    return tuple(sorted(counts))
-
-
 class Search(NamedTuple):
     """What the candidates are made for."""
 
@@ -93,45 +84,120 @@ class Search(NamedTuple):
     pins: Mapping[str, int | str | bool]
 
 
-def build_table(search: Search, shape: Shape) -> Table:
-    """Price every candidate of one shape."""
-    totals = tuple(search.subject.machine.pool(name).total_bytes for name in search.subject.footprint.pools)
-    bases = tuple(_price(search, settings, totals) for settings in _bases(search, shape))
-    rows = tuple(_rows(search, bases))
-    return Table(shape, search.subject.footprint.pools, bases, rows)
+Family = tuple[Iterator[list[Settings]], ...]
+"""Candidates of one placement: for each load mode, for each size of batch from the smallest on, each split."""
 
 
-def _price(search: Search, settings: Settings, totals: tuple[int, ...]) -> Base:
-    reserved = search.subject.footprint.reserved(settings)
-    mu = max(magnitude_of_bytes(n_bytes, total) for n_bytes, total in zip(reserved, totals, strict=True))
-    return Base(settings, reserved, search.subject.footprint.reserved_by_device(settings), mu)
+def candidate_families(search: Search, shape: Shape) -> Iterator[Family]:
+    """Every setting worth pricing, for one thread.
+
+    Everything on the CPU first, then each sensible number of layers, and of blocks whose experts stay on the CPU, on
+    each sensible set of devices.
+    """
+    header, machine, pins = search.subject.header, search.subject.machine, search.pins
+    wanted = pins.get("n_gpu_layers")
+    if wanted is None or int(wanted) == 0 or not machine.devices:
+        yield from _families(search, shape, None, [(0, 0)])
+    for group in device_groups(machine, pins) if machine.devices else ():
+        blocks_for_one = 0 if header.moe is None else _dense_parts_for_one_block(search, shape, group)
+        yield from _families(search, shape, group, expert_pairs(header, pins, blocks_for_one=blocks_for_one))
 
 
-def _bases(search: Search, shape: Shape) -> Iterator[Settings]:
-    for placement in placements(search.subject.header, search.subject.machine, search.pins):
+def _families(search: Search, shape: Shape, group: Group | None, pairs: Iterable[tuple[int, int]]) -> Iterator[Family]:
+    splits = None
+    if group is not None and len(group.devices) > 1 and not group.shares:
+        layers = _layer_bytes(search, shape, group)
+        splits = Splits(layers, search.subject.machine, group.devices)
+    batches = _batches(search, shape)
+    for n_gpu_layers, n_cpu_moe in pairs:
+        placement = Placement(n_gpu_layers, group.names if group else (), (), n_cpu_moe)
+        placed = [
+            (pair, [placement._replace(tensor_split=split) for split in _splits(placement, group, splits, pair)])
+            for pair in batches
+        ]
         for flash_attn in _flash_attention(search, shape, placement):
-            for repack in _repacking(search, placement):
-                for load_mode in _load_modes(search):
-                    for n_batch, n_ubatch in _batches(search, shape):
-                        yield Settings(
-                            n_gpu_layers=placement.n_gpu_layers,
-                            n_threads=1,
-                            n_threads_batch=1,
-                            n_batch=n_batch,
-                            n_ubatch=n_ubatch,
-                            n_ctx=shape.n_ctx,
-                            n_parallel=shape.n_parallel,
-                            kv_unified=shape.kv_unified,
-                            flash_attn=flash_attn,
-                            type_k=shape.type_k,
-                            type_v=shape.type_v,
-                            load_mode=load_mode,
-                            repack=repack,
-                            n_cpu_moe=placement.n_cpu_moe,
-                            devices=placement.devices,
-                            tensor_split=placement.tensor_split,
-                            main_gpu=_main_gpu(search, placement),
-                        )
+            for repack in _repacking(search, placement, group):
+                yield tuple(
+                    _batchwise(search, shape, placed, (flash_attn, repack, load_mode))
+                    for load_mode in _load_modes(search)
+                )
+
+
+def _batchwise(
+    search: Search,
+    shape: Shape,
+    placed: Iterable[tuple[tuple[int, int], Iterable[Placement]]],
+    how: tuple[bool, bool, LoadMode],
+) -> Iterator[list[Settings]]:
+    for pair, placements in placed:
+        yield [_settings(search, shape, placement, pair, how) for placement in placements]
+
+
+def _splits(
+    placement: Placement, group: Group | None, splits: Splits | None, batches: tuple[int, int]
+) -> Iterable[tuple[int, ...]]:
+    """Layers per device where there are several, each at least one: fewer devices are a group of their own."""
+    if splits is not None:
+        return splits.of(placement.n_gpu_layers, placement.n_cpu_moe, batches)
+    if group is None or len(group.devices) < 2:
+        return ((),)
+    pinned = layers_per_device(placement.n_gpu_layers, group.shares)
+    return (pinned,) if min(pinned) > 0 else ()
+
+
+def _settings(
+    search: Search, shape: Shape, placement: Placement, batches: tuple[int, int], how: tuple[bool, bool, LoadMode]
+) -> Settings:
+    flash_attn, repack, load_mode = how
+    return Settings(
+        n_gpu_layers=placement.n_gpu_layers,
+        n_threads=1,
+        n_threads_batch=1,
+        n_batch=batches[0],
+        n_ubatch=batches[1],
+        n_ctx=shape.n_ctx,
+        n_parallel=shape.n_parallel,
+        kv_unified=shape.kv_unified,
+        flash_attn=flash_attn,
+        type_k=shape.type_k,
+        type_v=shape.type_v,
+        load_mode=load_mode,
+        repack=repack,
+        n_cpu_moe=placement.n_cpu_moe,
+        devices=placement.devices,
+        tensor_split=placement.tensor_split,
+        main_gpu=_main_gpu(search, placement),
+    )
+
+
+def _layer_bytes(search: Search, shape: Shape, group: Group) -> LayerBytes:
+    """Bytes of layers as the group's first device would hold them."""
+    header = search.subject.header
+    placement = Placement(header.all_layers, (group.devices[0].name,))
+    flash_attn = _flash_attention(search, shape, placement)[0]
+    template = _settings(search, shape, placement, _batches(search, shape)[-1], (flash_attn, False, "none"))
+    return LayerBytes(search.subject.footprint, template, group.devices[0].name, header)
+
+
+def _dense_parts_for_one_block(search: Search, shape: Shape, group: Group) -> int:
+    """For how many blocks' dense parts and caches one whole block has bytes; 0 where those are worth more than experts.
+
+    Worth is time gained a byte, seen over the whole model on the group's first device.
+    """
+    header, speed, workload = search.subject.header, search.subject.speed, search.workload
+    n_all, n_blocks, threads = header.all_layers, header.block_count, search.subject.machine.cpu.usable_cores
+    names = (group.devices[0].name,)
+    turns = []
+    for corner in (Placement(0), Placement(n_all, names, (), n_blocks), Placement(n_all, names)):
+        flash_attn = _flash_attention(search, shape, corner)[0]
+        settings = _settings(search, shape, corner, _batches(search, shape)[-1], (flash_attn, False, "mmap"))
+        tg_seconds = speed.tg_seconds(settings, threads)
+        turns.append(speed.pp_seconds(settings, threads, workload.n_prompt) + workload.n_gen * tg_seconds)
+    layers = _layer_bytes(search, shape, group)
+    dense, whole = layers.total(n_blocks), layers.total(0)
+    if (turns[0] - turns[1]) * (whole - dense) >= (turns[1] - turns[2]) * dense:
+        return 0
+    return max(1, min(n_blocks, whole // dense)) if dense else n_blocks
 
 
 def _main_gpu(search: Search, placement: Placement) -> int:
@@ -154,13 +220,17 @@ def _flash_attention(search: Search, shape: Shape, placement: Placement) -> tupl
     return (True,) if placement.n_gpu_layers else (True, False)
 
 
-def _repacking(search: Search, placement: Placement) -> tuple[bool, ...]:
-    """Off; on too where the engine has layouts to repack into and the CPU keeps layers."""
+def _repacking(search: Search, placement: Placement, group: Group | None) -> tuple[bool, ...]:
+    """Off; on too where the engine has layouts to repack into and the CPU keeps layers in memory of its own.
+
+    Beside a device with host buffers the CPU's weights lie there, and are never repacked.
+    """
     possible = bool(extra_buffers(search.subject.engine, search.subject.machine.cpu))
     if (pinned := search.pins.get("repack")) is not None:
         return (bool(pinned) and possible,)
     keeps_layers = placement.n_gpu_layers < search.subject.header.all_layers or placement.n_cpu_moe > 0
-    return (False, True) if possible and keeps_layers else (False,)
+    pinned_memory = group is not None and any(device.backend in HOST_BUFFER_BACKENDS for device in group.devices)
+    return (False, True) if possible and keeps_layers and not pinned_memory else (False,)
 
 
 def _load_modes(search: Search) -> tuple[LoadMode, ...]:
@@ -170,18 +240,22 @@ def _load_modes(search: Search) -> tuple[LoadMode, ...]:
     return ("mmap", "none")
 
 
-def _free_batches(header: ModelHeader, shape: Shape) -> tuple[tuple[int, int], ...]:
-    """Pairs (n_batch, n_ubatch). An embedding model reads each input in one piece, so both hold a slot's context."""
+def _free_batches(header: ModelHeader, shape: Shape, n_prompt: int) -> tuple[tuple[int, int], ...]:
+    """Pairs (n_batch, n_ubatch), up to the first that reads the prompt in one piece: larger ones only take memory.
+
+    An embedding model reads each input in one piece, so both hold a slot's context.
+    """
     per_slot = shape.n_ctx if shape.kv_unified else max(1, shape.n_ctx // shape.n_parallel)
     if not header.causal:
         return ((per_slot, per_slot),)
-    sizes = sorted({min(size, shape.n_ctx) for size in UBATCHES})
+    enough = next((size for size in UBATCHES if size >= n_prompt), UBATCHES[-1])
+    sizes = sorted({min(size, shape.n_ctx) for size in UBATCHES if size <= enough})
     return tuple((max(size, min(BATCH, shape.n_ctx)), size) for size in sizes)
 
 
 def _batches(search: Search, shape: Shape) -> tuple[tuple[int, int], ...]:
     """Pairs (n_batch, n_ubatch) with 1 <= n_ubatch <= n_batch <= n_ctx, pins kept."""
-    pairs = _free_batches(search.subject.header, shape)
+    pairs = _free_batches(search.subject.header, shape, search.workload.n_prompt)
     n_batch, n_ubatch = (search.pins.get(name) for name in ("n_batch", "n_ubatch"))
     if n_ubatch is not None:
         size = min(int(n_ubatch), shape.n_ctx)
@@ -193,75 +267,3 @@ def _batches(search: Search, shape: Shape) -> tuple[tuple[int, int], ...]:
         kept = tuple((limit, size) for _, size in pairs if size <= limit)
         pairs = kept or ((limit, limit),)
     return pairs
-
-
-def _rows(search: Search, bases: tuple[Base, ...]) -> Iterator[Candidate]:
-    """All rows: each base with each pair of thread counts, times looked up once per setting that changes them."""
-    usable = search.subject.machine.cpu.usable_cores
-    pairs = _ThreadPairs(search, thread_counts(usable))
-    n_gen, n_prompt = search.workload.n_gen, search.workload.n_prompt
-    mu_of = {n: magnitude_of_threads(n, usable) for n in pairs.counts}
-    for index, base in enumerate(bases):
-        pp = pairs.pp_seconds(base.settings, n_prompt)
-        reserved = sum(base.reserved)
-        for n_threads, n_threads_batch, tg in pairs.decoding(base.settings):
-            turn_seconds = pp[n_threads_batch] + n_gen * tg
-            mu = max(base.mu, mu_of[max(n_threads, n_threads_batch)])
-            yield Candidate(turn_seconds, index, mu, n_threads, n_threads_batch, reserved)
-
-
-class _ThreadPairs:
-    """Thread counts to price, and times per count, remembered by the settings that they depend on."""
-
-    def __init__(self, search: Search, counts: tuple[int, ...]) -> None:
-        self._speed = search.subject.speed
-        self._decoding: dict[tuple[object, ...], tuple[tuple[int, int, float], ...]] = {}
-        self._pp: dict[tuple[object, ...], dict[int, float]] = {}
-        pinned = search.pins
-        self._threads = (int(pinned["n_threads"]),) if "n_threads" in pinned else counts
-        self._threads_batch = (int(pinned["n_threads_batch"]),) if "n_threads_batch" in pinned else counts
-        self._free = "n_threads" not in pinned and "n_threads_batch" not in pinned
-        self.counts = tuple(sorted({*self._threads, *self._threads_batch}))
-
-    def decoding(self, settings: Settings) -> tuple[tuple[int, int, float], ...]:
-        """Pairs of decode and prompt threads to price, with the seconds a token takes; a single token sees no batch."""
-        key = _placed(settings)
-        if key not in self._decoding:
-            tg = {n: self._speed.tg_seconds(settings, n) for n in self._threads}
-            self._decoding[key] = tuple((t, tb, tg[t]) for t, tb in self._pairs(tg))
-        return self._decoding[key]
-
-    def _pairs(self, tg: Mapping[int, float]) -> Iterator[tuple[int, int]]:
-        """For each count of prompt threads the decode threads that are fastest, and the fewest nearly as fast.
-
-        Any other pair with that count is slower and takes more threads than one of these.
-        """
-        if not self._free:
-            yield from ((t, tb) for t in self._threads for tb in self._threads_batch)
-            return
-        for position, count in enumerate(self._threads):
-            tried = self._threads[: position + 1]
-            best = min(tg[t] for t in tried)
-            fastest = next(t for t in tried if tg[t] <= best * (1 + 1e-9))
-            fewest = next(t for t in tried if tg[t] <= best * (1 + TIE))
-            yield fastest, count
-            if fewest != fastest:
-                yield fewest, count
-
-    def pp_seconds(self, settings: Settings, n_prompt: int) -> dict[int, float]:
-        """Seconds to read the prompt, by prompt threads."""
-        key = (*_placed(settings), settings.n_batch, settings.n_ubatch)
-        if key not in self._pp:
-            self._pp[key] = {n: self._speed.pp_seconds(settings, n, n_prompt) for n in self._threads_batch}
-        return self._pp[key]
-
-
-def _placed(settings: Settings) -> tuple[object, ...]:
-    """What speed depends on in any phase; how the file is loaded changes none of it."""
-    return (
-        settings.n_gpu_layers,
-        settings.devices,
-        settings.n_cpu_moe,
-        settings.repack,
-        settings.flash_attn,
-    )

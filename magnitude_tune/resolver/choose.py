@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from magnitude_tune.fingerprint.values import Device, Fingerprint
-from magnitude_tune.resolver.candidates import TIE, Base, Candidate, Table
+from magnitude_tune.resolver.candidates import MU_SLACK, TIE, Base, Candidate, Table
 
 __all__ = ["Limits", "best_turn", "choose", "limits_of"]
-
-_MU_SLACK: Final = 1e-9
 
 
 class Limits(NamedTuple):
@@ -62,12 +60,12 @@ def limits_of(
 
 def allowed(table: Table, m: float, limits: Limits) -> list[Candidate]:
     """The rows that magnitude `m` allows and that fit."""
-    fits = [base.mu <= m + _MU_SLACK and limits.hold(base) for base in table.bases]
+    fits = [base.mu <= m + MU_SLACK and limits.hold(base) for base in table.bases]
     most = limits.most_threads
     return [
         row
         for row in table.rows
-        if fits[row.base] and row.mu <= m + _MU_SLACK and row.n_threads <= most and row.n_threads_batch <= most
+        if fits[row.base] and row.mu <= m + MU_SLACK and row.n_threads <= most and row.n_threads_batch <= most
     ]
 
 

@@ -20,8 +20,8 @@ from magnitude_tune.resolver.curve import curve_points, magnitude_for_target
 from magnitude_tune.resolver.explain import Explained, given_up, reasons
 from magnitude_tune.resolver.kv_types import require_cacheable
 from magnitude_tune.resolver.pins import mismatches, pinned_values
-from magnitude_tune.resolver.pricing import build_table
 from magnitude_tune.resolver.pressure import Plan, executed_by_pool, executed_on_cores
+from magnitude_tune.resolver.pricing import build_table
 from magnitude_tune.resolver.prompt_cache import with_prompt_cache
 from magnitude_tune.resolver.refusal import refusal
 from magnitude_tune.resolver.subject import Subject
@@ -71,7 +71,7 @@ class _Chooser:
 
     def refuse(self, m: float, limits: Limits) -> DoesNotFitError:
         return refusal(
-            self.table(self.wanted),
+            build_table(self.search, self.wanted, beyond=True),
             m=m,
             limits=limits,
             machine=self.subject.machine,

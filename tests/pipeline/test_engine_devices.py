@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from resolver.stand_ins import a_header, a_machine, an_engine
+from resolver.stand_ins import a_machine, an_engine
 
 from magnitude_tune.engines.rpc import parse_devices
 from magnitude_tune.findings import Rule
 from magnitude_tune.fingerprint.values import Device, EngineDevice, Fact, Fingerprint, Pool
 from magnitude_tune.pipeline.engine_choice import choose_engine, machine_for_engine
 from magnitude_tune.pipeline.engine_devices import with_engine_devices
-from magnitude_tune.resolver.placements import placements
+from magnitude_tune.resolver.placements import device_groups
 from magnitude_tune.units import GIB, MIB
 
 VULKAN_LIST = """ggml_vulkan: Found 2 Vulkan devices:
@@ -55,9 +55,9 @@ def listed(machine: Fingerprint, *found: EngineDevice, **engine: Any) -> Fingerp
 
 
 def used(machine: Fingerprint) -> list[str]:
-    """Names of all devices that some placement of a model uses, with the machine's only engine."""
+    """Names of all devices that some group of them holds, with the machine's only engine."""
     usable = machine_for_engine(machine, machine.engines[0])
-    return sorted({name for placement in placements(a_header(), usable, {}) for name in placement.devices})
+    return sorted({name for group in device_groups(usable, {}) for name in group.names})
 
 
 def test_integrated_graphics_beside_a_card_are_not_used() -> None:

@@ -12,9 +12,10 @@ from magnitude_tune.errors import DoesNotFitError
 from magnitude_tune.fingerprint.values import Fingerprint
 from magnitude_tune.magnitude import magnitude_of_bytes, magnitude_of_threads, share
 from magnitude_tune.request import Request
-from magnitude_tune.resolver.candidates import Search, Table, build_table
+from magnitude_tune.resolver.candidates import Search, Table
 from magnitude_tune.resolver.choose import best_turn, choose, limits_of
 from magnitude_tune.resolver.concessions import wanted_shape
+from magnitude_tune.resolver.pricing import build_table
 from magnitude_tune.resolver.resolve import resolve
 from magnitude_tune.resolver.subject import Subject
 from magnitude_tune.units import GIB, MIB
