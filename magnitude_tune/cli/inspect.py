@@ -27,9 +27,9 @@ magnitude-tune inspect model-00002-of-00004.gguf --json -o facts.json
 
 magnitude-tune inspect model.gguf --n-ctx 32768 --n-gpu-layers all --type-k q8_0 --machine rtx4090-64g
 
-With any setting the memory of exactly these settings is shown, term by term. What is not given is n_ctx
-min(8192, trained), n_gpu_layers 0, n_batch 2048, n_ubatch 512, n_parallel 1, f16, mmap, flash attention and repacking
-on, no prompt cache.
+With any setting the memory of exactly these settings is shown, term by term. No engine is needed. What is not given is
+n_ctx min(8192, trained) (0 is the trained one), n_gpu_layers 0, n_batch 2048, n_ubatch 512, n_parallel 1, f16, mmap,
+flash attention and repacking on, no prompt cache. --repack is on, --no-repack is off, and so for --kv-unified.
 
 Exit codes: 0 ok, 2 usage, 3 not a GGUF file, damaged, truncated, or a part missing."""
 
@@ -44,7 +44,9 @@ DEVICES = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command(epilog=EPILOG, cls=SettingsCommand)(with_settings(inspect, MEMORY_SETTINGS))
+    app.command(epilog=EPILOG, cls=SettingsCommand)(
+        with_settings(inspect, MEMORY_SETTINGS, "Settings to price (exactly these)")
+    )
 
 
 def inspect(

@@ -120,11 +120,15 @@ def _with_values(args: list[str]) -> Iterator[str]:
             yield argument
 
 
-def with_settings(command: Callable[..., None], names: Collection[str] = tuple(SETTINGS)) -> Callable[..., None]:
+def with_settings(
+    command: Callable[..., None],
+    names: Collection[str] = tuple(SETTINGS),
+    panel: str = "Settings (free where unset)",
+) -> Callable[..., None]:
     """Give a command one option per setting; it receives those that were used as `flags`, by name, as text."""
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for name, parameter in signature.parameters.items() if name != "flags"]
-    options = [_option(name, SETTINGS[name]) for name in names]
+    options = [_option(name, SETTINGS[name], panel) for name in names]
 
     def run(**values: Any) -> None:
         given = [(name, values.pop(name)) for name in names]
@@ -135,9 +139,7 @@ def with_settings(command: Callable[..., None], names: Collection[str] = tuple(S
     return run
 
 
-def _option(name: str, text: str) -> inspect.Parameter:
+def _option(name: str, text: str, panel: str) -> inspect.Parameter:
     flag = "--" + name.replace("_", "-")
-    annotation = Annotated[
-        str | None, typer.Option(flag, metavar="VALUE", help=text, rich_help_panel="Settings (free where unset)")
-    ]
+    annotation = Annotated[str | None, typer.Option(flag, metavar="VALUE", help=text, rich_help_panel=panel)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -15,8 +15,9 @@ __all__ = ["with_build"]
 _GGML: Final = re.compile(r"v?(\d{1,4}\.\d{1,4}\.\d{1,4})", re.ASCII)
 _LLAMA_CPP: Final = re.compile(r"b(\d{1,6})", re.ASCII)
 _NEWEST: Final = "newest"
-_NEWEST_RULES_SINCE: Final = 10434
-_BEFORE: Final = "0.20.0"
+_SEEN_BUILD: Final = 10434
+_SEEN_VERSION: Final = "0.20.0"
+"""The build that carries this version, as its packages say; later ones are taken for the newest."""
 
 
 def with_build(engine: EngineFacts | None, wanted: str | None, cpu: Cpu) -> EngineFacts | None:
@@ -59,5 +60,5 @@ def _ggml_version(text: str) -> str | None:
 
 
 def _of_llama_cpp(build: int) -> str | None:
-    """The ggml version of a llama.cpp build, as far as rules tell them apart."""
-    return None if build >= _NEWEST_RULES_SINCE else _BEFORE
+    """The ggml version of a llama.cpp build, as far as rules tell them apart; None for the newest rules."""
+    return _SEEN_VERSION if build <= _SEEN_BUILD else None

@@ -68,7 +68,7 @@ def plan_as_written(header: ModelHeader, options: InspectOptions) -> Planned:
     """Price one model with one set of settings.
 
     What is not given is as llama-server has it (n_batch 2048, n_ubatch 512, one slot, f16, mmap, repacking on), with
-    n_ctx min(8192, trained), nothing offloaded and no prompt cache.
+    n_ctx min(8192, trained), nothing offloaded and no prompt cache. n_ctx 0 is the trained one.
 
     Raises:
         UsageError: a wrong value, an unknown device or engine build, or a KV type that the model cannot have.
@@ -85,6 +85,8 @@ def plan_as_written(header: ModelHeader, options: InspectOptions) -> Planned:
         model=Path(header.path),
     )
     engine, machine, about_engine = _engine(found, request, options)
+    if dict(options.flags).get("n_ctx", "").strip() == "0":
+        request = replace(request, n_ctx=header.context_length)
     settings, about_settings = _settings(header, machine, request, options.devices)
     model = footprint_model(header, machine, engine)
     companions: Companions = NO_COMPANIONS

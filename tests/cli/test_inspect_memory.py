@@ -108,6 +108,7 @@ def test_what_is_not_given_has_its_documented_default(real_model: Path) -> None:
     ("arguments", "name", "value"),
     [
         (("--n-ctx", "1000"), "n_ctx", 1000),
+        (("--n-ctx", "0"), "n_ctx", 32768),
         (("--n-batch", "1024"), "n_batch", 1024),
         (("--n-ubatch", "64"), "n_ubatch", 64),
         (("--n-parallel", "4"), "n_parallel", 4),
@@ -182,9 +183,12 @@ def test_an_engine_need_not_be_there(real_model: Path) -> None:
     assert embedded["engine"]["name"] == "llama_cpp_python"
 
 
-@pytest.mark.parametrize(("build", "version"), [("0.20.0", "0.20.0"), ("v0.25.3", "0.25.3"), ("newest", None)])
+@pytest.mark.parametrize(
+    ("build", "version"),
+    [("0.20.0", "0.20.0"), ("v0.25.3", "0.25.3"), ("newest", None), ("b10434", "0.20.0"), ("b11000", None)],
+)
 def test_a_build_can_be_named(real_model: Path, build: str, version: str | None) -> None:
-    """`--engine-build` names the rules: of a version of ggml, or the newest."""
+    """`--engine-build` names the rules: of a version of ggml, of a build of llama.cpp, or the newest."""
     engine = document(real_model, "--engine-build", build, *CARD)["engine"]
     assert (engine["build"], engine["ggml_version"]) == (build, version)
 
@@ -302,3 +306,15 @@ def test_wrong_companions_are_refused(real_model: Path, arguments: tuple[str, ..
     assert (done.returncode, done.stdout) == (code, "")
     assert lines[0].startswith(f"error: {where}: ")
     assert lines[1].startswith("hint: ")
+
+
+@pytest.mark.engine
+def test_devices_over_rpc_are_priced(real_model: Path, rpc_server: tuple[str, object]) -> None:
+    """`--rpc` adds a server's devices; on loopback they share this host's memory, and are a device of their own."""
+    found = document(real_model, "--rpc", rpc_server[0], "--n-gpu-layers", "9", "--n-ctx", "2048")
+    assert [name[:3] for name in found["settings"]["devices"]] == ["RPC"]
+    assert found["engine"]["name"] == "llama_server"
+    assert len(found["pools"]) == 1
+    assert len(found["pools"][0]["devices"]) == 2
+    device = found["settings"]["devices"][0]
+    assert 0 < total(found, "weights", device) < total(found, "weights")
