@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from magnitude_tune.footprint.batch import Batch
@@ -23,6 +22,9 @@ _IN_PLACE: Final = frozenset(
     | {"clamp", "soft_max"}
 )
 _ALIGNMENT: Final = 32
+_BLOCKS_ALIKE: Final = 3
+_ROTATION: Final = 64
+"""Quantised caches of heads of a multiple of this many elements are rotated."""
 NEWEST_GGML: Final = (25, 3)
 _PLAIN: Final = frozenset({"f32", "f16", "bf16"})
 _NO_KV: Final = LayerKv(Attention.NONE, 0, 0, 0, 0)
@@ -49,6 +51,8 @@ class Replay:
         self._blocks: dict[Placement, tuple[_Kept, ...]] = {}
         self._layouts: dict[tuple[object, ...], Layout] = {}
         self._peaks: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._rotates_k = all(layer.k // max(1, layer.head_count_kv) % _ROTATION == 0 for layer in header.layers)
+        self._rotates_v = all(layer.v // max(1, layer.head_count_kv) % _ROTATION == 0 for layer in header.layers)
         self.known = self._recipe.known
 
     def buffers(self, placement: Placement, batch: Batch, n_outputs: int, *, pipelined: bool) -> tuple[int, ...]:
@@ -92,35 +96,34 @@ class Replay:
         return Frame(layers, header.shapes.outer or assumed_outer(header), header.shapes.hparams, dims, options)
 
     def _options(self, placement: Placement, batch: Batch) -> Options:
-        rotated = [layer for layer in self._header.layers if layer.k]
-        rotatable = all((layer.k // max(1, layer.head_count_kv)) % 64 == 0 for layer in rotated)
         span_of = {span.place: index for index, span in enumerate(placement.spans, start=1)}
         return Options(
             flash_attn=batch.flash_attn,
             one_stream=batch.cells.streams == 1,
-            rotates_k=rotatable and batch.type_k not in _PLAIN,
-            rotates_v=rotatable and batch.type_v not in _PLAIN,
+            rotates_k=self._rotates_k and batch.type_k not in _PLAIN,
+            rotates_v=self._rotates_v and batch.type_v not in _PLAIN,
             full_offload=placement.all_offloaded,
             output_place=span_of.get(placement.output_place, 0),
             ggml=self._ggml,
         )
 
     def _contracted(self, placement: Placement) -> tuple[_Kept, ...]:
-        """The blocks that matter: one of each kind between each pair of neighbours, at each place.
+        """The blocks that matter: a few for each pair of a block and the one before it, at each place, and the last.
 
-        Memory is reused from block to block, so a block between two of its like adds nothing that the first of such
-        blocks did not. Each is named by the first of its kind, so that placements of one pattern share one graph.
+        Memory is reused from block to block: once the free memory between blocks has found its pattern, a block after
+        its like adds nothing that earlier such blocks did not.
+        Each is named by the first of its kind, so that placements of one pattern share one graph.
         """
-        places = _places(placement, self._n_blocks)
-        seen: set[tuple[object, ...]] = set()
+        seen: dict[tuple[object, ...], int] = {}
         kept = []
-        padded: Sequence[object] = [None, *zip(self._kinds, places, strict=True), None]
-        for index in range(self._n_blocks):
-            around = tuple(padded[index : index + 3])
-            if around not in seen:
-                seen.add(around)
-                like = self._first_of_kind[self._kinds[index]]
-                kept.append(_Kept(like, places[index], index == self._n_blocks - 1))
+        before: object = None
+        for block, here in enumerate(zip(self._kinds, _places(placement, self._n_blocks), strict=True)):
+            is_last = block == self._n_blocks - 1
+            times = seen.get((before, here), 0)
+            if is_last or times < _BLOCKS_ALIKE:
+                seen[before, here] = times + 1
+                kept.append(_Kept(self._first_of_kind[here[0]], here[1], is_last))
+            before = here
         return tuple(kept)
 
     def _kind(self, index: int) -> tuple[object, ...]:
