@@ -113,6 +113,8 @@ class _Model:
         self._weights_priced: dict[tuple[object, ...], _Priced] = {}
         self._context_priced: dict[tuple[object, ...], _Priced] = {}
         self._host_priced: dict[tuple[object, ...], _Priced] = {}
+        self._asked: Settings | None = None
+        self._answer: tuple[_Priced, _Priced, _Priced] | None = None
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -148,6 +150,12 @@ class _Model:
         )
 
     def _sections(self, settings: Settings) -> tuple[_Priced, _Priced, _Priced]:
+        # Whoever prices a candidate asks for its pools and its devices, one after the other.
+        if self._answer is None or settings is not self._asked:
+            self._asked, self._answer = settings, self._looked_up(settings)
+        return self._answer
+
+    def _looked_up(self, settings: Settings) -> tuple[_Priced, _Priced, _Priced]:
         weights = self._weights_priced.get(key := _WEIGHTS(settings))
         if weights is None:
             placement = self._placement(settings)
