@@ -31,17 +31,19 @@ _DRAFTED_TOKENS: Final = 3
 """llama-server's default for tokens drafted at once: each is one more row of logits to check."""
 _F32_BYTES: Final = 4
 
-_KEY: Final = attrgetter(
-    *("n_gpu_layers", "devices", "tensor_split", "n_cpu_moe", "n_ctx", "n_parallel", "kv_unified"),
-    *("n_batch", "n_ubatch", "flash_attn", "type_k", "type_v", "repack", "load_mode"),
+_CONTEXT: Final = attrgetter(
+    *("devices", "tensor_split", "n_ctx", "n_parallel", "kv_unified", "n_batch", "n_ubatch"),
+    *("flash_attn", "type_k", "type_v", "repack", "load_mode", "ctx_checkpoints"),
 )
 _DRAFT_NAMES: Final = {
     "weights": "draft_weights",
     "repacked": "draft_weights",
     "kv_cache": "draft_kv_cache",
     "recurrent_state": "draft_kv_cache",
+    "checkpoints": "draft_kv_cache",
     "compute": "draft_compute",
     "output": "draft_compute",
+    "work": "draft_compute",
 }
 """Of the draft's own terms; its process, its prompt cache and its devices' overhead are the model's already, and it is
 loaded when what the model needs for loading is free again."""
@@ -113,7 +115,9 @@ class _WithCompanions:
         return Footprint((*self._base.footprint(settings).terms, *self._extra(settings).terms))
 
     def _extra(self, settings: Settings) -> _Extra:
-        found = self._extras.get(key := _KEY(settings))
+        # A draft is offloaded whole or not at all; only the model's own blocks lie where its layers lie.
+        layers = (settings.n_gpu_layers, settings.n_cpu_moe) if self._own else settings.n_gpu_layers > 0
+        found = self._extras.get(key := (layers, _CONTEXT(settings)))
         if found is None:
             terms = (*self._projector_terms(settings), *self._draft_terms(settings), *self._own_terms(settings))
             found = _Extra(

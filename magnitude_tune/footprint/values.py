@@ -15,9 +15,9 @@ class Term(NamedTuple):
     """One named part of the memory of a running engine.
 
     Args:
-        name: `weights`, `kv_cache`, `recurrent_state`, `compute`, `output`, `repacked`, `prompt_cache`,
-            `process`, `device_overhead`, `staging`; beside the model `projector`, `projector_compute`, `draft_weights`,
-            `draft_kv_cache`, `draft_compute`, `mtp`.
+        name: `weights`, `kv_cache`, `recurrent_state`, `compute`, `output`, `work`, `repacked`, `prompt_cache`,
+            `checkpoints`, `process`, `device_overhead`, `staging`; beside the model `projector`, `projector_compute`,
+            `draft_weights`, `draft_kv_cache`, `draft_compute`, `mtp`.
         device: `CPU` or the engine's device name.
         reserved_bytes: what budgets must hold.
         resident_bytes: what the process will show (RSS on the host, used memory on a card) once it has worked.

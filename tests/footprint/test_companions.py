@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from magnitude_tune.footprint.companions import Beside, with_companions
 from magnitude_tune.footprint.model import footprint_model
@@ -242,3 +244,48 @@ def test_sums_are_those_of_the_terms(make: SimpleNamespace) -> None:
         assert sum(model.reserved(settings)) > sum(base.reserved(settings))
         for term in footprint.terms:
             assert 0 <= term.low_bytes <= term.resident_bytes <= term.high_bytes
+
+
+@pytest.mark.parametrize("own_blocks", [True, False])
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        ({"n_ctx": 4096}, {"n_ctx": 5000}),
+        ({"n_ubatch": 128}, {"n_ubatch": 512}),
+        ({"n_parallel": 1, "kv_unified": True}, {"n_parallel": 4, "kv_unified": True}),
+        ({"type_k": "q4_0", "type_v": "q4_0"}, {"type_k": "q8_0", "type_v": "q8_0"}),
+        ({"type_k": "q8_0", "type_v": "q8_0"}, {"type_k": "f16", "type_v": "f16"}),
+    ],
+)
+def test_more_of_anything_lowers_no_term(
+    make: SimpleNamespace, own_blocks: bool, less: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """More context, slots, batch or bits of the cache never lower a term of what runs beside the model.
+
+    Compute buffers are left out where only the bits differ: a quantised cache is computed with in more steps.
+    """
+    header, machine = hybrid_with_drafting_block(make), make.machine()
+    beside = Beside(Companions(spec_type="draft-mtp"))
+    if not own_blocks:
+        beside = Beside(Companions(model_draft="d", spec_type="draft-simple"), None, make.gemma3_270m())
+    model = with_companions(footprint_model(header, machine, None), header, machine, None, beside)
+    small, large = model.footprint(make.settings(**less)), model.footprint(make.settings(**more))
+    names = {term.name for term in small.terms if term.name.startswith(("draft", "mtp"))}
+    if "type_k" in less:
+        names -= {"draft_compute"}
+    assert names
+    assert all(total(small, name) <= total(large, name) for name in names)
+
+
+@given(
+    kind=st.sampled_from(["gemma3", "qwen2.5vl_merger", "pixtral", "internvl", "", "odd"]),
+    counts=st.tuples(*[st.integers(0, 1 << 24)] * 7),
+    flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    modality=st.sampled_from(["vision", "audio"]),
+)
+def test_nothing_that_a_projector_can_say_breaks_the_plan(
+    kind: str, counts: tuple[int, ...], flags: tuple[bool, ...], modality: Any
+) -> None:
+    """Whatever the counts are, there is a reserve above 0 and its figures are in order."""
+    size = encoder_bytes(EncoderFacts(modality, kind, *counts, *flags[:2]), flags[2])
+    assert 0 < size.at_start <= size.largest
