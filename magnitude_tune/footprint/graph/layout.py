@@ -33,23 +33,12 @@ class Layout(NamedTuple):
     sizes: tuple[Polynomial, ...]
 
 
-class _State:
-    __slots__ = ("backend", "children", "owns", "size", "slot", "views")
-
-    def __init__(self) -> None:
-        self.children = 0
-        self.views = 0
-        self.owns = False
-        self.slot = -1
-        self.size = 0
-        self.backend = 0
-
-
 class _Allocator:
+    """Gives tensors slots of memory and takes them back. What it knows of a tensor is kept in the tensor."""
+
     def __init__(self, plan: Schedule, n_backends: int, in_place: frozenset[str]) -> None:
         self._plan = plan
         self._in_place = in_place
-        self._states: dict[Tensor, _State] = {}
         self._sizes: dict[int, int] = {}
         self._slots = 0
         self.events: list[list[Event]] = [[] for _ in range(n_backends)]
@@ -63,9 +52,9 @@ class _Allocator:
             self._allocate(leaf)
         for node in plan.nodes:
             if node.root is not None and node.op != "none":
-                self._state(node.root).views += 1
+                node.root.views += 1
             for source in node.srcs:
-                self._state(source).children += 1
+                source.children += 1
                 if source.is_input:
                     self._allocate(source)
         for node in plan.nodes:
@@ -75,59 +64,44 @@ class _Allocator:
             for source in node.srcs:
                 self._release(source)
 
-    def _state(self, tensor: Tensor) -> _State:
-        state = self._states.get(tensor)
-        if state is None:
-            state = self._states[tensor] = _State()
-        return state
-
     def _allocate(self, tensor: Tensor) -> None:
-        state = self._state(tensor)
-        if state.owns or tensor.place is not None or tensor.root is not None:
+        if tensor.owns or tensor.place is not None or tensor.root is not None:
             return
-        state.owns = True
-        if tensor.op in self._in_place and self._reuses(tensor, state):
+        tensor.owns = True
+        if tensor.op in self._in_place and self._reuses(tensor):
             return
-        state.backend = self._plan.backend_of[tensor]
-        state.size = tensor.n_bytes
-        state.slot = self._slots
+        tensor.size = self._sizes.setdefault(tensor.n_bytes, len(self._sizes))
+        tensor.slot = self._slots
         self._slots += 1
-        self._tell(state, ALLOCATE)
+        self._tell(tensor, ALLOCATE)
 
-    def _reuses(self, tensor: Tensor, state: _State) -> bool:
+    def _reuses(self, tensor: Tensor) -> bool:
         """Whether the tensor may be written over one of its operands: over a view never."""
         for parent in tensor.srcs:
-            owner = self._state(parent)
-            if not owner.owns or parent.is_output or owner.children != 1 or owner.views:
+            if not parent.owns or parent.is_output or parent.children != 1 or parent.views:
                 continue
             if parent.kind == tensor.kind and parent.ne == tensor.ne and parent.nb == tensor.nb:
-                state.backend, state.slot, state.size = owner.backend, owner.slot, owner.size
-                owner.owns = False
+                tensor.backend, tensor.slot, tensor.size = parent.backend, parent.slot, parent.size
+                parent.owns = False
                 return True
         return False
 
     def _release(self, source: Tensor) -> None:
-        state = self._state(source)
-        state.children -= 1
-        if state.children or state.views:
+        source.children -= 1
+        if source.children or source.views:
             return
-        if source.root is None:
-            if state.owns:
-                self._free(source, state)
-            return
-        owner = self._state(source.root)
-        owner.views -= 1
-        if not owner.views and not owner.children and owner.owns:
-            self._free(source.root, owner)
+        owner = source
+        if source.root is not None:
+            owner = source.root
+            owner.views -= 1
+            if owner.views or owner.children:
+                return
+        if owner.owns and not owner.is_output:
+            self._tell(owner, FREE)
+            owner.owns = False
 
-    def _free(self, tensor: Tensor, state: _State) -> None:
-        if not tensor.is_output:
-            self._tell(state, FREE)
-            state.owns = False
-
-    def _tell(self, state: _State, what: int) -> None:
-        size = self._sizes.setdefault(state.size, len(self._sizes))
-        self.events[state.backend].append(Event(what, state.slot, size))
+    def _tell(self, tensor: Tensor, what: int) -> None:
+        self.events[tensor.backend or 0].append(Event(what, tensor.slot, tensor.size))
 
 
 def lay_out(plan: Schedule, n_backends: int, in_place: frozenset[str]) -> Layout:

@@ -19,11 +19,10 @@ _PIPELINE_COPIES: Final = 4
 
 
 class Schedule(NamedTuple):
-    """A graph ready to be laid out: leaves first, then nodes with the copies that splits need; backends by tensor."""
+    """A graph ready to be laid out: leaves first, then nodes with the copies that splits need."""
 
     leaves: tuple[Tensor, ...]
     nodes: tuple[Tensor, ...]
-    backend_of: dict[Tensor, int]
 
 
 def schedule(graph: Graph, n_backends: int, *, pipelined: bool) -> Schedule:
@@ -34,37 +33,33 @@ def schedule(graph: Graph, n_backends: int, *, pipelined: bool) -> Schedule:
         n_backends: the CPU and the devices in use.
         pipelined: whether several micro batches are under way at once: inputs are kept several times.
     """
-    backend_of = _assigned(graph)
     if n_backends == 1:
-        return Schedule(tuple(graph.leaves), tuple(graph.nodes), backend_of)
+        return Schedule(tuple(graph.leaves), tuple(graph.nodes))
+    _assign(graph)
     copies = _PIPELINE_COPIES if pipelined else 1
-    nodes, kept = _with_copies(graph, backend_of, copies)
-    return Schedule((*kept, *graph.leaves), tuple(nodes), backend_of)
+    nodes, kept = _with_copies(graph, copies)
+    return Schedule((*kept, *graph.leaves), tuple(nodes))
 
 
-def _assigned(graph: Graph) -> dict[Tensor, int]:
-    assigned: dict[Tensor, int] = {}
+def _assign(graph: Graph) -> None:
     for leaf in graph.leaves:
         if leaf.place is not None:
-            assigned[leaf] = leaf.place
+            leaf.backend = leaf.place
         elif leaf.is_input:
-            assigned[leaf] = 0
+            leaf.backend = 0
     for node in graph.nodes:
-        place = _from_buffers(node)
-        if place is not None:
-            assigned[node] = place
-    _expand(graph.nodes, assigned, devices_only=True)
-    _expand(graph.nodes[::-1], assigned, devices_only=True)
-    _expand(graph.nodes, assigned, devices_only=False)
-    _expand(graph.nodes[::-1], assigned, devices_only=False)
+        node.backend = _from_buffers(node)
+    _expand(graph.nodes, devices_only=True)
+    _expand(graph.nodes[::-1], devices_only=True)
+    _expand(graph.nodes, devices_only=False)
+    _expand(graph.nodes[::-1], devices_only=False)
     for node in graph.nodes:
-        if node not in assigned:
-            assigned[node] = assigned.get(node.root, 0) if node.root is not None else 0
+        if node.backend is None:
+            node.backend = node.root.backend if node.root is not None and node.root.backend is not None else 0
         for source in node.srcs:
-            if source not in assigned:
-                near = node if source.root is None else source.root
-                assigned[source] = assigned.get(near, assigned[node])
-    return assigned
+            if source.backend is None:
+                near = node if source.root is None or source.root.backend is None else source.root
+                source.backend = near.backend
 
 
 def _from_buffers(node: Tensor) -> int | None:
@@ -75,27 +70,28 @@ def _from_buffers(node: Tensor) -> int | None:
         return node.root.place
     if node.op in _FOLLOWS_NO_WEIGHT:
         return None
-    return next((source.place for source in node.srcs if source.is_weight), None)
+    for source in node.srcs:
+        if source.is_weight:
+            return source.place
+    return None
 
 
-def _expand(nodes: list[Tensor], assigned: dict[Tensor, int], *, devices_only: bool) -> None:
+def _expand(nodes: list[Tensor], *, devices_only: bool) -> None:
     """Unassigned neighbours follow the node before them; at first only the devices spread."""
     current: int | None = None
     for node in nodes:
         if node.op in VIEW_OPS:
             continue
-        place = assigned.get(node)
-        if place is not None:
-            current = None if devices_only and place == 0 else place
+        if node.backend is not None:
+            current = None if devices_only and node.backend == 0 else node.backend
         elif current is not None:
-            assigned[node] = current
+            node.backend = current
 
 
 class _Copies:
     """Copies of tensors on other backends, each made once."""
 
-    def __init__(self, backend_of: dict[Tensor, int], n_copies: int) -> None:
-        self._backend_of = backend_of
+    def __init__(self, n_copies: int) -> None:
         self._n_copies = n_copies
         self._made: dict[tuple[Tensor, int], Tensor] = {}
         self.kept: list[Tensor] = []
@@ -105,15 +101,11 @@ class _Copies:
         found = self._made.get((source, backend))
         if found is not None:
             return found, False
-        for index in range(self._n_copies):
-            copy = source.twin()
-            self._backend_of[copy] = backend
-            if self._n_copies > 1:
-                copy.is_input = copy.is_output = True
-                self.kept.append(copy)
-            if index == 0:
-                self._made[source, backend] = copy
-        return self._made[source, backend], True
+        made = [self._copy(source, backend) for _ in range(self._n_copies)]
+        if self._n_copies > 1:
+            self.kept += made
+        self._made[source, backend] = made[0]
+        return made[0], True
 
     def keep_inputs(self, leaves: list[Tensor]) -> list[Tensor]:
         """With several micro batches under way every input is there several times."""
@@ -122,36 +114,38 @@ class _Copies:
             if leaf.is_input:
                 leaf.is_output = True
                 kept.append(leaf)
-                for _ in range(self._n_copies - 1):
-                    copy = Tensor("none", leaf.kind, leaf.ne)
-                    copy.is_input = copy.is_output = True
-                    self._backend_of[copy] = self._backend_of[leaf]
-                    kept.append(copy)
+                kept += [self._copy(leaf, leaf.backend or 0) for _ in range(self._n_copies - 1)]
         return kept
 
+    def _copy(self, source: Tensor, backend: int) -> Tensor:
+        copy = Tensor("none", source.kind, source.ne)
+        copy.backend = backend
+        copy.is_input = copy.is_output = self._n_copies > 1
+        return copy
 
-def _with_copies(graph: Graph, backend_of: dict[Tensor, int], n_copies: int) -> tuple[list[Tensor], list[Tensor]]:
+
+def _with_copies(graph: Graph, n_copies: int) -> tuple[list[Tensor], list[Tensor]]:
     """Nodes split by split, each split led by the copies of what it reads from elsewhere."""
-    copies = _Copies(backend_of, n_copies)
+    copies = _Copies(n_copies)
     nodes: list[Tensor] = []
     split: list[Tensor] = []
     inputs: list[Tensor] = []
-    current = next((backend_of[node] for node in graph.nodes if node.op not in VIEW_OPS), 0)
+    current = next((node.backend for node in graph.nodes if node.op not in VIEW_OPS), 0)
     for node in graph.nodes:
         if node.op in VIEW_OPS:
             split.append(node)
             continue
-        backend = backend_of[node]
-        if backend != current or (inputs and _reads_foreign_weight(node, backend, backend_of)):
+        backend = node.backend or 0
+        if backend != current or (inputs and _reads_foreign_weight(node, backend)):
             nodes += [*inputs, *split]
             split, inputs, current = [], [], backend
         replaced = list(node.srcs)
         for index, source in enumerate(node.srcs):
-            if backend_of[source] != backend:
+            if source.backend != backend:
                 copy, is_new = copies.of(source, backend)
                 replaced[index] = copy
                 if is_new:
-                    inputs += [_dependency(source, backend_of), copy]
+                    inputs += [_dependency(source), copy]
         node.srcs = tuple(replaced)
         split.append(node)
     nodes += [*inputs, *split]
@@ -159,13 +153,13 @@ def _with_copies(graph: Graph, backend_of: dict[Tensor, int], n_copies: int) -> 
     return nodes, kept
 
 
-def _reads_foreign_weight(node: Tensor, backend: int, backend_of: dict[Tensor, int]) -> bool:
-    return any(source.is_weight and backend_of[source] != backend for source in node.srcs)
+def _reads_foreign_weight(node: Tensor, backend: int) -> bool:
+    return any(source.is_weight and source.backend != backend for source in node.srcs)
 
 
-def _dependency(source: Tensor, backend_of: dict[Tensor, int]) -> Tensor:
+def _dependency(source: Tensor) -> Tensor:
     """A node that keeps the source until it was copied."""
     node = Tensor("none", source.kind, source.ne, (source,))
     node.root = source.root or source
-    backend_of[node] = backend_of[source]
+    node.backend = source.backend
     return node

@@ -40,7 +40,25 @@ class Tensor:
         is_weight: weights pull their operations to their place; caches only hold theirs.
     """
 
-    __slots__ = ("home", "is_input", "is_output", "is_weight", "kind", "nb", "ne", "op", "place", "root", "srcs")
+    __slots__ = (
+        "backend",
+        "children",
+        "home",
+        "is_input",
+        "is_output",
+        "is_weight",
+        "kind",
+        "nb",
+        "ne",
+        "op",
+        "owns",
+        "place",
+        "root",
+        "size",
+        "slot",
+        "srcs",
+        "views",
+    )
 
     def __init__(self, op: str, kind: int, ne: Ne, srcs: tuple[Tensor, ...] = ()) -> None:
         self.op = op
@@ -54,6 +72,13 @@ class Tensor:
         self.is_input = False
         self.is_output = False
         self.is_weight = False
+        # Filled in by the scheduler, and by the layout.
+        self.backend: int | None = None
+        self.children = 0
+        self.views = 0
+        self.owns = False
+        self.slot = -1
+        self.size = 0
 
     @property
     def n_bytes(self) -> int:
