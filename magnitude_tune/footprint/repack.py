@@ -74,14 +74,15 @@ class RepackRules:
         total = Layout()
         for group in groups:
             buffer = self._buffer(group)
-            source = min(group.repackable_bytes, group.n_bytes)
+            source = self._source(group)
             if buffer is None or source <= 0:
                 continue
             packed, stored = _AMX_GROWTH[group.type_name] if buffer == "amx" else (1, 1)
-            source += group.padding_bytes if source == group.n_bytes else 0
+            # For a stack of packed matrices the AMX buffer has room for one of them only: a fault of the engine.
+            copied = source if group.type_name == "f16" else source // max(1, group.slices)
             total = total.plus(
                 Layout(
-                    copy=source * packed // stored,
+                    copy=copied * packed // stored,
                     source=source,
                     tied_source=source if group.role is Role.TOKEN_EMBEDDING else 0,
                     largest_amx=group.largest_bytes if buffer == "amx" else 0,
@@ -92,13 +93,20 @@ class RepackRules:
 
     def leaves(self, group: TensorGroup) -> bool:
         """Whether no matrix of the group is moved: they stay where the file is mapped."""
-        return group.repackable_bytes <= 0 or self._buffer(group) is None
+        return self._source(group) <= 0 or self._buffer(group) is None
+
+    def _source(self, group: TensorGroup) -> int:
+        """Bytes of the group in matrices that some buffer may take."""
+        if group.slices > 1:
+            return group.n_bytes
+        whole = group.repackable_bytes >= group.n_bytes
+        return group.n_bytes + group.padding_bytes if whole else group.repackable_bytes
 
     def _buffer(self, group: TensorGroup) -> str | None:
         for buffer in self._buffers:
             if buffer == "amx" and self._amx_takes(group):
                 return buffer
-            if buffer == "cpu_repack" and group.type_name in self._repack_types:
+            if buffer == "cpu_repack" and group.slices <= 1 and group.type_name in self._repack_types:
                 return buffer
         return None
 

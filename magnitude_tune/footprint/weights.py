@@ -27,6 +27,9 @@ _INPUT_ROLES: Final = frozenset({Role.TOKEN_EMBEDDING, Role.INPUT_OTHER, Role.PE
 CUDA_LIKE: Final = frozenset({"cuda", "rocm", "sycl"})
 """Backends whose buffers align tensors to 128 bytes and fill quantised rows up to 512 elements."""
 
+_TIED_TWICE: Final = frozenset({"gemma3n", "gemma4"})
+"""Architectures that ask for the tied output before the embedding: without mmap the CPU then holds both."""
+
 _PINNED_STAGING: Final = 4 * 64 * MIB
 
 
@@ -62,6 +65,7 @@ class Weights:
         # A tied output is a second copy on a device; on the CPU the embedding is read where it is.
         self._plain = self._sums(in_blocks, experts, [*outputs, *tied], rope, _in_cpu_buffer)
         self._cuda = self._sums(in_blocks, experts, [*outputs, *tied], rope, _in_cuda_buffer)
+        self._tied_twice = sum(map(_in_cpu_buffer, tied)) if header.architecture in _TIED_TWICE else 0
         self._tied_layout = rules.layout(tied)
         self._output_layout = rules.layout(outputs)
         self._largest_output = max((group.largest_bytes for group in (*outputs, *tied)), default=0)
@@ -116,6 +120,7 @@ class Weights:
         if load_mode != "mmap":
             # A tied output's copy has its source in the token embedding, which stays where it is.
             held = host - layout.source + layout.tied_source
+            held += self._tied_twice if placement.output_place == HOST and not layout.tied_source else 0
             return Part("weights", HOST, held, held, "exact", _UNMAPPED_RULE)
         ranges = self._mapped_unpacked if layout.copy else self._mapped
         mapped = host

@@ -49,6 +49,7 @@ _NO_MATMUL: Final = re.compile(
     r"|lerp_|time_mix_(first|decay|k_k|k_a|r_k|w0|a0|v0)\.|_ape\.|_scale|tid2eid)"
     r"|conv|posnet\.\d+\.conv|d2t|markov_w1|selector_(pre|next)"
 )
+_NAMES_OUTPUT_NORM_OTHERWISE: Final = frozenset({"lfm2", "lfm2moe"})
 _MAX_ROW_MULTIPLE: Final = 64
 _CPU_ALIGNMENT: Final = 32
 _CUDA_ALIGNMENT: Final = 128
@@ -63,6 +64,7 @@ class _Key(NamedTuple):
     type_name: str
     shard: int
     row_multiple: int
+    slices: int
 
 
 def place_of(name: str, n_blocks: int, first_unused: int) -> tuple[int | None, Role]:
@@ -93,15 +95,14 @@ def group_tensors(
     The token embedding is looked up by row; its matrix counts as repackable only where it is the output too.
     """
     members: dict[_Key, list[tuple[RawTensor, int]]] = {}
-    norm_is_missing = all(tensor.name != "output_norm.weight" for shard in shards for tensor in shard.tensors)
+    architecture = shards[0].metadata.get("general.architecture") if shards else None
     for index, shard in enumerate(shards):
         for tensor in shard.tensors:
             block, role = place_of(tensor.name, n_blocks, first_unused)
-            if norm_is_missing and tensor.name == "token_embd_norm.weight":
-                # LFM2 names its output's norm like this.
+            if architecture in _NAMES_OUTPUT_NORM_OTHERWISE and tensor.name == "token_embd_norm.weight":
                 block, role = None, Role.OUTPUT
-            multiple = _row_multiple(tensor) if _repackable(tensor, role, tied_output) else 0
-            key = _Key(block, role, tensor.type_name or f"unknown({tensor.type_id})", index, multiple)
+            multiple, slices = _matmul(tensor, role, tied_output)
+            key = _Key(block, role, tensor.type_name or f"unknown({tensor.type_id})", index, multiple, slices)
             members.setdefault(key, []).append((tensor, shard.data_start + tensor.offset))
     return tuple(_group(key, tensors) for key, tensors in members.items())
 
@@ -116,13 +117,14 @@ def _group(key: _Key, members: list[tuple[RawTensor, int]]) -> TensorGroup:
         n_params=sum(math.prod(tensor.shape) for tensor, _ in members),
         n_bytes=sum(sizes),
         largest_bytes=max(sizes),
-        repackable_bytes=sum(sizes) if key.row_multiple else 0,
+        repackable_bytes=sum(sizes) if key.row_multiple and key.slices == 1 else 0,
         row_multiple=key.row_multiple or _MAX_ROW_MULTIPLE,
         padding_bytes=sum(-size % _CPU_ALIGNMENT for size in sizes),
         cuda_padding_bytes=sum(_cuda_padding(tensor) for tensor, _ in members),
         shard=key.shard,
         first_byte=min(first for _, first in members),
         end_byte=max(first + tensor.n_bytes for tensor, first in members),
+        slices=key.slices,
     )
 
 
@@ -134,21 +136,29 @@ def _cuda_padding(tensor: RawTensor) -> int:
     return filling + -(tensor.n_bytes + filling) % _CUDA_ALIGNMENT
 
 
-def _row_multiple(tensor: RawTensor) -> int:
-    return math.gcd(tensor.shape[1], _MAX_ROW_MULTIPLE)
-
-
 def _role(name: str, roles: Iterable[tuple[re.Pattern[str], Role]]) -> Role:
     return next((role for pattern, role in roles if pattern.match(name)), Role.OTHER)
 
 
-def _repackable(tensor: RawTensor, role: Role, tied_output: bool) -> bool:
-    """2-D weights of a matmul, 3-D weights of expert matmuls, ne1 a multiple of 8 (ggml-cpu/repack.cpp)."""
-    wanted = 3 if role is Role.EXPERT_FFN and "exps" in tensor.name else 2
-    if len(tensor.shape) != wanted or tensor.shape[1] % 8 or tensor.type_name is None:
-        return False
-    if role is Role.UNUSED or not tensor.name.endswith(".weight"):
-        return False
-    if role is Role.TOKEN_EMBEDDING:
-        return tied_output
-    return not _NO_MATMUL.match(tensor.name)
+def _matmul(tensor: RawTensor, role: Role, tied_output: bool) -> tuple[int, int]:
+    """The row multiple and the slices of weights of a matmul whose rows (ne1) are a multiple of 8; 0 and 1 of others.
+
+    Plain ones have two dimensions or are stacks of matrices; those of experts have three (ggml-cpu/repack.cpp).
+    """
+    shape = _trimmed(tensor.shape)
+    is_expert = role is Role.EXPERT_FFN and "exps" in tensor.name
+    if len(shape) < (3 if is_expert else 2) or shape[1] % 8 or tensor.type_name is None:
+        return 0, 1
+    if role is Role.UNUSED or not tensor.name.endswith(".weight") or not shape[1]:
+        return 0, 1
+    if (role is Role.TOKEN_EMBEDDING and not tied_output) or _NO_MATMUL.match(tensor.name):
+        return 0, 1
+    return math.gcd(shape[1], _MAX_ROW_MULTIPLE), 1 if is_expert else math.prod(shape[2:])
+
+
+def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without dimensions of 1 at the end, as ggml counts them."""
+    n = len(shape)
+    while n > 1 and shape[n - 1] == 1:
+        n -= 1
+    return shape[:n]

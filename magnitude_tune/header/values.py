@@ -120,6 +120,7 @@ class TensorGroup(NamedTuple):
         cuda_padding_bytes: what CUDA's buffer adds: 128 bytes alignment, quantised rows filled up to 512 elements.
         shard: the file they lie in, by its place in `shards`.
         first_byte, end_byte: from the first of them to the end of the last, in that file; both 0 where unknown.
+        slices: matrices in each tensor that a plain matmul reads as a stack of them; 1 for all other tensors.
     """
 
     block: int | None
@@ -136,6 +137,7 @@ class TensorGroup(NamedTuple):
     shard: int = 0
     first_byte: int = 0
     end_byte: int = 0
+    slices: int = 1
 
 
 class LayerKv(NamedTuple):
