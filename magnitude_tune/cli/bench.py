@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from magnitude_tune.cli.options import ENGINE_PATH, JSON, MACHINE, OUTPUT, QUIET, RPC, SYSROOT, VERBOSE, with_settings
+from magnitude_tune.cli.options import (
+    ENGINE_PATH,
+    JSON,
+    MACHINE,
+    OUTPUT,
+    QUIET,
+    RPC,
+    SYSROOT,
+    VERBOSE,
+    SettingsCommand,
+    with_settings,
+)
 
 __all__ = ["register"]
 
@@ -89,7 +100,7 @@ IMPORT = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command(epilog=EPILOG)(with_settings(bench))
+    app.command(epilog=EPILOG, cls=SettingsCommand)(with_settings(bench))
 
 
 def bench(

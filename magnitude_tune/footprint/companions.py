@@ -61,6 +61,13 @@ class Beside(NamedTuple):
         """Whether the model drafts with its own blocks."""
         return self.wanted.spec_type == "draft-mtp" and self.draft is None
 
+    def named(self, engine: EngineFacts) -> EngineFacts:
+        """The engine under a build of its own where it drafts: what it does then says nothing of it without."""
+        if not self.wanted.drafts:
+            return engine
+        by = "mtp" if self.draft is None else self.draft.content_hash[:8]
+        return replace(engine, build=f"{engine.build}+draft-{by}")
+
 
 def with_companions(
     base: FootprintModel, header: ModelHeader, machine: Fingerprint, engine: EngineFacts | None, beside: Beside

@@ -30,6 +30,7 @@ from magnitude_tune.throughput.values import Evidence
 
 if TYPE_CHECKING:
     from magnitude_tune.agents.detect import AgentRequest
+    from magnitude_tune.footprint.companions import Beside
 
 __all__ = ["ResolveOptions", "Resolved", "resolve_request"]
 
@@ -97,8 +98,10 @@ def resolve_request(options: ResolveOptions) -> Resolved:
         from magnitude_tune.pipeline.engine_build import with_build
 
         engine = with_build(engine, options.engine_build, machine.cpu)
+    beside = _beside(request, header)
+    running = engine if beside is None or engine is None else beside.named(engine)
     with_history = options.history and options.sysroot is None
-    evidence, about_history = history(header, machine, engine, request.workload) if with_history else ((), ())
+    evidence, about_history = history(header, machine, running, request.workload) if with_history else ((), ())
     subject = Subject(
         header=header,
         machine=machine,
@@ -109,21 +112,31 @@ def resolve_request(options: ResolveOptions) -> Resolved:
         ),
     )
     known = (*found.notes, *about_engine, *_about_model(header), *_about_environment(), *about_history)
-    resolution, companions = _resolution(options, request, subject, known)
+    resolution, companions = _resolution(options, request, subject, known, beside)
     return Resolved(
         resolution=resolution,
         request=request,
         header=header,
         machine=machine,
-        engine=engine,
+        engine=running if companions.drafts else engine,
         rpc=options.rpc,
         agent=agent,
         companions=companions,
     )
 
 
+def _beside(request: Request, header: ModelHeader) -> Beside | None:
+    """What the request names beside the model."""
+    if not request.companions.names:
+        return None
+    # Imported here: few requests have anything beside the model.
+    from magnitude_tune.pipeline.companions import beside_of
+
+    return beside_of(request, header)
+
+
 def _resolution(
-    options: ResolveOptions, request: Request, subject: Subject, known: tuple[Finding, ...]
+    options: ResolveOptions, request: Request, subject: Subject, known: tuple[Finding, ...], beside: Beside | None
 ) -> tuple[Resolution, Companions]:
     def one(subject: Subject, request: Request, more: tuple[Finding, ...]) -> Resolution:
         return resolve(
@@ -134,13 +147,11 @@ def _resolution(
             busy_cores=options.busy_cores,
         )
 
-    if request.companions.names:
-        # Imported here: few requests have anything beside the model.
-        from magnitude_tune.pipeline.companions import beside_of, resolve_together
+    if beside is None:
+        return one(subject, request, ()), NO_COMPANIONS
+    from magnitude_tune.pipeline.companions import resolve_together
 
-        if (beside := beside_of(request, subject.header)) is not None:
-            return resolve_together(beside, subject, request, one)
-    return one(subject, request, ()), NO_COMPANIONS
+    return resolve_together(beside, subject, request, one)
 
 
 def read_request(options: ResolveOptions) -> tuple[AgentRequest | None, Request]:

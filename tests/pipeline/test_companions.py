@@ -84,6 +84,18 @@ def test_a_projector_and_a_draft_are_planned_and_handed_on(real_model: Path, pro
     )
 
 
+def test_runs_with_a_draft_are_kept_apart(real_model: Path, projector: Path, tight_machine: Path) -> None:
+    """An engine that drafts goes by a build of its own, so that neither history speaks for the other."""
+    plain = resolved(real_model).engine
+    drafting = resolved(real_model, model_draft=str(real_model)).engine
+    assert plain is not None
+    assert drafting is not None
+    assert drafting.build == f"{plain.build}+draft-{read_model(real_model).content_hash[:8]}"
+    assert resolved(real_model, mmproj=str(projector)).engine == plain
+    dropped = resolved(real_model, tight_machine, model_draft=str(real_model)).engine
+    assert dropped is None or "+draft" not in dropped.build
+
+
 def test_the_draft_is_dropped_before_the_context_shrinks(real_model: Path, tight_machine: Path) -> None:
     """Where model and draft do not fit, the draft goes, with a finding, and the context stays as asked for."""
     asked = {"n_ctx": "8192", "allow": "smaller_context"}
