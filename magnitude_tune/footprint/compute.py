@@ -7,11 +7,12 @@ Source: `sched_reserve` in src/llama-context.cpp.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from magnitude_tune.fingerprint.values import HOST_BUFFER_BACKENDS
 from magnitude_tune.footprint.batch import Batch
-from magnitude_tune.footprint.graph.replay import Replay
+from magnitude_tune.footprint.graph.replay import NEWEST_GGML, Replay
 from magnitude_tune.footprint.parts import HOST, Part
 from magnitude_tune.footprint.placement import Placement, Span
 from magnitude_tune.header.values import Attention, ModelHeader
@@ -20,14 +21,15 @@ __all__ = ["Compute"]
 
 _CUDA_BACKENDS: Final = frozenset({"cuda", "rocm"})
 _OFFLOAD_MIN_BATCH: Final = 32
+_VERSION: Final = re.compile(r"0\.(\d{1,6})\.(\d{1,6})")
 _PLAIN_KV: Final = frozenset({"f32", "f16", "bf16"})
 
 
 class Compute:
     """Compute buffers for any placement of one model."""
 
-    def __init__(self, header: ModelHeader, backends: tuple[str, ...]) -> None:
-        self._replay = Replay(header)
+    def __init__(self, header: ModelHeader, backends: tuple[str, ...], ggml_version: str | None = None) -> None:
+        self._replay = Replay(header, _minor_version(ggml_version))
         self._backends = backends
         self._n_vocab = max(0, header.n_vocab)
         attending = [layer for layer in header.layers if layer.attention is not Attention.RECURRENT]
@@ -68,6 +70,12 @@ class Compute:
 
     def _backend(self, span: Span) -> str:
         return self._backends[span.place - 1]
+
+
+def _minor_version(ggml_version: str | None) -> tuple[int, int]:
+    """Minor version and patch of `0.25.3`; the newest where it is not known."""
+    match = _VERSION.match(ggml_version or "")
+    return (int(match[1]), int(match[2])) if match else NEWEST_GGML
 
 
 _RULE: Final = "the engine's graph for one micro batch (n_ubatch tokens), replayed: memory is reused within it"

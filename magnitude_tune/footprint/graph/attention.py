@@ -6,12 +6,14 @@ src/llama-kv-cache.cpp.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from magnitude_tune.footprint.graph.frame import Cache, Frame, Layer
 from magnitude_tune.footprint.graph.tensors import F16, F32, Tensor
 
 __all__ = ["Heads", "Qkv", "attend", "attended", "heads_of", "mix", "project", "rotated", "store"]
+
+_F32_BLOCK: Final = (1, 4)
 
 
 class Heads(NamedTuple):
@@ -94,10 +96,19 @@ def store(frame: Frame, layer: Layer, cache: Cache, k: Tensor | None, v: Tensor 
 
 def mix(frame: Frame, layer: Layer, q: Tensor, cache: Cache, *, bias: Tensor | None = None) -> Tensor:
     """Softmax(K Q) V over a cache: [elements of V x heads, tokens]."""
-    graph, heads, streams = frame.graph, heads_of(layer), frame.streams
-    k = graph.view(graph.cache(layer.place, 1), heads.k, heads.cached, cache.cells, streams)
-    v = graph.view(graph.cache(layer.place, 1), heads.v, heads.cached, cache.cells, streams)
-    return combine(frame, layer, (q, k, v), streams, cache.mask, bias=bias)
+    heads, options = heads_of(layer), frame.options
+    k = _cached(frame, layer, cache, (heads.k, heads.cached), options.k_block)
+    v = _cached(frame, layer, cache, (heads.v, heads.cached), options.v_block)
+    return combine(frame, layer, (q, k, v), frame.streams, cache.mask, bias=bias, width=heads.v)
+
+
+def _cached(frame: Frame, layer: Layer, cache: Cache, heads: tuple[int, int], block: tuple[int, int]) -> Tensor:
+    """All cells of K or V; rows of a quantised type are as long as their bytes, counted in f16."""
+    graph, (width, n_heads), (elements, n_bytes) = frame.graph, heads, block
+    kind = F32 if block == _F32_BLOCK else F16
+    source = Tensor("none", kind, (1, 1, 1, 1))
+    source.place = layer.place
+    return graph.view(source, -(-width * n_bytes // (elements * kind)), n_heads, cache.cells, frame.streams)
 
 
 def combine(
@@ -109,11 +120,12 @@ def combine(
     *,
     bias: Tensor | None = None,
     v_is_transposed: bool = True,
+    width: int = 0,
 ) -> Tensor:
-    """`build_attn_mha` without the matrix that MLA appends."""
+    """`build_attn_mha` without the matrix that MLA appends; `width`: elements of a head of V, where `v` differs."""
     graph, tokens = frame.graph, frame.tokens
     q, k, v = qkv
-    width, n_heads = v.ne[0], q.ne[1]
+    width, n_heads = width or v.ne[0], q.ne[1]
     by_stream = (*q.strides[:3], q.strides[2] * (tokens // streams))
     q = graph.permute(graph.view(q, q.ne[0], n_heads, tokens // streams, streams, nb=by_stream), 0, 2, 1, 3)
     k, v = graph.permute(k, 0, 2, 1, 3), graph.permute(v, 0, 2, 1, 3)

@@ -33,6 +33,7 @@ class Options(NamedTuple):
         full_offload: norms are held at their layer's device.
         output_place: where the output layer is.
         ggml: version of the library, (minor, patch) of 0.x.
+        k_block, v_block: elements and bytes of a block of the cache's types.
     """
 
     flash_attn: bool
@@ -42,6 +43,8 @@ class Options(NamedTuple):
     full_offload: bool
     output_place: int
     ggml: tuple[int, int]
+    k_block: tuple[int, int] = (1, 2)
+    v_block: tuple[int, int] = (1, 2)
 
 
 class Cache(NamedTuple):

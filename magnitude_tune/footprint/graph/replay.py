@@ -13,6 +13,7 @@ from magnitude_tune.footprint.graph.packing import peak_bytes
 from magnitude_tune.footprint.graph.recipes.registry import recipe_of
 from magnitude_tune.footprint.graph.scheduler import schedule
 from magnitude_tune.footprint.placement import Placement
+from magnitude_tune.header.types import TENSOR_TYPES
 from magnitude_tune.header.values import Attention, LayerKv, ModelHeader
 
 __all__ = ["NEWEST_GGML", "Replay"]
@@ -23,9 +24,12 @@ _IN_PLACE: Final = frozenset(
 )
 _ALIGNMENT: Final = 32
 _BLOCKS_ALIKE: Final = 3
+_RECURRENT_ALIKE: Final = 6
+"""States are read before the block that they follow has ended, so the free memory takes longer to find its pattern."""
 _ROTATION: Final = 64
 """Quantised caches of heads of a multiple of this many elements are rotated."""
 NEWEST_GGML: Final = (25, 3)
+_RECURRENT: Final = frozenset({Attention.RECURRENT, Attention.HYBRID})
 _PLAIN: Final = frozenset({"f32", "f16", "bf16"})
 _NO_KV: Final = LayerKv(Attention.NONE, 0, 0, 0, 0)
 
@@ -105,6 +109,8 @@ class Replay:
             full_offload=placement.all_offloaded,
             output_place=span_of.get(placement.output_place, 0),
             ggml=self._ggml,
+            k_block=TENSOR_TYPES[batch.type_k],
+            v_block=TENSOR_TYPES[batch.type_v],
         )
 
     def _contracted(self, placement: Placement) -> tuple[_Kept, ...]:
@@ -120,7 +126,8 @@ class Replay:
         for block, here in enumerate(zip(self._kinds, _places(placement, self._n_blocks), strict=True)):
             is_last = block == self._n_blocks - 1
             times = seen.get((before, here), 0)
-            if is_last or times < _BLOCKS_ALIKE:
+            recurs = before == here and self._kv(block).attention in _RECURRENT
+            if is_last or times < (_RECURRENT_ALIKE if recurs else _BLOCKS_ALIKE):
                 seen[before, here] = times + 1
                 kept.append(_Kept(self._first_of_kind[here[0]], here[1], is_last))
             before = here

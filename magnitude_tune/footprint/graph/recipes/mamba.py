@@ -26,8 +26,8 @@ from magnitude_tune.footprint.graph.tensors import Tensor
 
 __all__ = ["falcon_h1", "granite_hybrid", "jamba", "mamba", "mamba2_mixer", "mamba_mixer"]
 
-_FLAT_SINCE: Final = (21, 0)
-"""Builds up to ggml 0.20 project mamba2's result by sequence and reshape it."""
+_SINCE: Final = (21, 0)
+"""Builds up to ggml 0.20 reshape what mamba2 made, and read mamba's time step where it lies."""
 
 
 def mamba(frame: Frame) -> None:
@@ -123,7 +123,7 @@ def mamba_mixer(frame: Frame, layer: Layer, states: States, source: Tensor) -> T
     if "ssm_dt_norm.weight" in layer.shapes or frame.has("ssm.dt_b_c_rms"):
         step = frame.norm(step, layer, "ssm_dt_norm")
         b, c = frame.norm(b, layer, "ssm_b_norm"), frame.norm(c, layer, "ssm_c_norm")
-    else:
+    elif frame.options.ggml >= _SINCE:
         step = graph.cont(step)
     step = frame.linear(step, layer, "ssm_dt")
     heads = graph.view(x, 1, inner, tokens, sequences)
@@ -145,7 +145,6 @@ def mamba2_mixer(frame: Frame, layer: Layer, states: States, source: Tensor) -> 
     kernel = matrix(frame, layer, "ssm_conv1d.weight", 4, inner + 2 * n_groups * n_state)
     head = inner // max(1, n_heads)
     state = load(frame, layer, states, max(0, kernel.ne[0] - 1) * kernel.ne[1])
-    is_flat = frame.options.ggml >= _FLAT_SINCE
     made = by_sequence(frame, frame.linear(source, layer, "ssm_in"))
     gate = heads_in(frame, made, head, n_heads)
     xbc = graph.part(made, kernel.ne[1], tokens, sequences)
@@ -168,7 +167,7 @@ def mamba2_mixer(frame: Frame, layer: Layer, states: States, source: Tensor) -> 
         y = graph.view(y, inner // n_groups, n_groups, tokens, sequences)
         y = frame.norm(y, layer, "ssm_norm")
     result = frame.linear(graph.view(y, inner, tokens * sequences), layer, "ssm_out")
-    return result if is_flat else graph.view(result, result.ne[0], tokens * sequences)
+    return result if frame.options.ggml >= _SINCE else graph.view(result, result.ne[0], tokens * sequences)
 
 
 def _mixer(frame: Frame, layer: Layer, states: States, source: Tensor) -> Tensor:

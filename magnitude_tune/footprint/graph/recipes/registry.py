@@ -43,6 +43,11 @@ _OWN: Final = {
     "jamba": ("mamba", "jamba"),
     "granitehybrid": ("mamba", "granite_hybrid"),
     "falcon-h1": ("mamba", "falcon_h1"),
+    "lfm2": ("short_conv", "lfm2"),
+    "rwkv6": ("rwkv", "rwkv6"),
+    "rwkv6qwen2": ("rwkv", "rwkv6qwen2"),
+    "rwkv7": ("rwkv", "rwkv7"),
+    "arwkv7": ("rwkv", "arwkv7"),
 }
 
 
