@@ -1,15 +1,16 @@
 """What the engine's process takes of the host besides tensors: its base, vocabulary, caches, and devices' overhead.
 
 Figures are measurements at ggml 0.20.0 (llama-server) and 0.25.3 (embedded): anonymous and library pages of the
-process, and the growth of anonymous memory while a vocabulary loads (262144 tokens without merges: 42 MiB; 151936
-tokens with as many merges: 42 MiB).
+process; the growth of anonymous memory while a vocabulary loads (262144 tokens without merges: 42 MiB; 151936 tokens
+with as many merges: 42 MiB), with blocks (9 KiB a tensor: names, the file's table, graph nodes, the scheduler's sets),
+and with the server's threads for HTTP (62 more: 7.9 MiB).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from magnitude_tune.fingerprint.values import EngineFacts
+from magnitude_tune.fingerprint.values import Cpu, EngineFacts
 from magnitude_tune.footprint.checkpoints import Checkpoints
 from magnitude_tune.footprint.overhead import device_overhead
 from magnitude_tune.footprint.parts import HOST, Part
@@ -21,10 +22,12 @@ from magnitude_tune.units import MIB
 
 __all__ = ["HostCosts"]
 
-_EMBEDDED_BASE: Final = 22 * MIB
-_SERVER_BASE: Final = 28 * MIB
+_EMBEDDED_BASE: Final = 21 * MIB
+_SERVER_BASE: Final = 53 * MIB // 2
 _BYTES_PER_TOKEN: Final = 168
 _BYTES_PER_MERGE: Final = 128
+_BYTES_PER_TENSOR: Final = 9 * 1024
+_BYTES_PER_HTTP_THREAD: Final = 130 * 1024
 _PROCESS_DOUBT_PERCENT: Final = 15
 _STRICT_CACHE: Final = (0, 20)
 """From this ggml on the server keeps its prompt cache within the limit before it saves (llama.cpp PR 25070)."""
@@ -33,25 +36,28 @@ _STRICT_CACHE: Final = (0, 20)
 class HostCosts:
     """Process base, prompt cache, checkpoints and device overhead of one engine and one model."""
 
-    def __init__(
-        self, header: ModelHeader, engine: EngineFacts | None, backends: tuple[str, ...], usable_cores: int
-    ) -> None:
-        embedded = engine is not None and engine.name == "llama_cpp_python"
-        base = _EMBEDDED_BASE if embedded else _SERVER_BASE
+    def __init__(self, header: ModelHeader, engine: EngineFacts | None, backends: tuple[str, ...], cpu: Cpu) -> None:
+        # llama-bench is a bare program; the embedded engine is the nearest that was measured.
+        self._serves = engine is None or engine.name == "llama_server"
+        self._cpus = cpu.affinity_cpus
+        base = _SERVER_BASE if self._serves else _EMBEDDED_BASE
         vocabulary = _BYTES_PER_TOKEN * max(0, header.n_vocab) + _BYTES_PER_MERGE * max(0, header.n_merges)
-        self._process = base + vocabulary
+        self._process = base + vocabulary + _BYTES_PER_TENSOR * max(0, header.n_tensors)
         self._has_prompt_cache = engine is None or engine.prompt_cache
         self._cache_is_strict = engine is None or _version(engine.ggml_version) >= _STRICT_CACHE
         self._checkpoints = Checkpoints(header)
-        self._work = WorkBuffer(header, usable_cores)
+        self._work = WorkBuffer(header, cpu.usable_cores)
         self._backends = backends
 
     def parts(self, placement: Placement, settings: Settings, n_ctx: int) -> list[Part]:
         """Terms of one placement with a context of `n_ctx` tokens over all slots."""
         # Budgets hold the upper end of the estimate.
-        doubt = self._process * _PROCESS_DOUBT_PERCENT // 100
-        low, high = self._process - doubt, self._process + doubt
-        parts = [Part("process", HOST, high, self._process, "estimated", _PROCESS_RULE, low, high)]
+        process = self._process
+        if self._serves:
+            process += _BYTES_PER_HTTP_THREAD * max(settings.n_parallel + 4, self._cpus - 1)
+        doubt = process * _PROCESS_DOUBT_PERCENT // 100
+        low, high = process - doubt, process + doubt
+        parts = [Part("process", HOST, high, process, "estimated", _PROCESS_RULE, low, high)]
         work = self._work.part(
             min(settings.n_ubatch, settings.n_batch, n_ctx),
             max(settings.n_threads, settings.n_threads_batch),
@@ -86,7 +92,8 @@ def _version(text: str | None) -> tuple[int, ...]:
 
 
 _PROCESS_RULE: Final = (
-    "measured base of the engine's process, 168 B a token and 128 B a merge of the vocabulary, +-15 %"
+    "measured base of the engine's process, 168 B a token and 128 B a merge of the vocabulary, 9 KiB a tensor, 130 KiB "
+    "a thread for HTTP (max(slots + 4, CPUs - 1)), +-15 %"
 )
 _CACHE_RULE: Final = "limit of the server's prompt cache; empty at start, fills with conversations"
 _LOOSE_CACHE_RULE: Final = (

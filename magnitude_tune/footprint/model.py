@@ -107,7 +107,7 @@ class _Model:
         self._weights = Weights(header, rules, backends, build)
         self._kv = KvCache(header, backends)
         self._compute = Compute(header, backends)
-        self._host = HostCosts(header, engine, backends, machine.cpu.usable_cores)
+        self._host = HostCosts(header, engine, backends, machine.cpu)
         self._placements: dict[tuple[object, ...], Placement] = {}
         self._batches: dict[tuple[object, ...], Batch] = {}
         self._weights_priced: dict[tuple[object, ...], _Priced] = {}

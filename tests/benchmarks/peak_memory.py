@@ -1,17 +1,19 @@
 """Runs a model in many settings and compares its peak resident memory with the footprint's prediction.
 
-    python tests/benchmarks/peak_memory.py MODEL [--engine NAME] [--only TEXT] [--markdown FILE]
+    python tests/benchmarks/peak_memory.py MODEL [--engine NAME] [--only TEXT] [--keep FILE] [--markdown FILE]
 
 Every slot reads one prompt that fills its context but for 64 tokens, then writes 16 tokens. Rows with a prompt cache
 hold as many conversations as it takes to fill that cache. The peak is the process's own (`VmHWM`) after the last token.
 `resident` is the sum of the footprint's terms on the host without devices of RPC servers; what is bounded by what a
-run fills (checkpoints, prompt cache) counts as this run fills it, which the engine's replies say.
+run fills (checkpoints, prompt cache) counts as this run fills it. `--keep` writes what was measured to a file, a JSON
+object a line; rows that are there already are priced again but not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -27,7 +29,6 @@ from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 from magnitude_tune.footprint.model import footprint_model
 from magnitude_tune.footprint.values import Footprint
 from magnitude_tune.header.read import read_model
-from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.pipeline.machine import find_machine
 from magnitude_tune.request import Settings
 from magnitude_tune.units import MIB
@@ -51,7 +52,7 @@ BOTH: Final[tuple[dict[str, Any], ...]] = (
     {"n_ctx": 16384, "n_ubatch": 2048},
     {"n_ctx": 32768},
     {"n_ctx": 8192, "type_k": "q8_0", "type_v": "q8_0"},
-    {"n_ctx": 4096, "flash_attn": False},
+    {"flash_attn": False},
 )
 SERVER_ONLY: Final[tuple[dict[str, Any], ...]] = (
     {"repack": True},
@@ -60,22 +61,35 @@ SERVER_ONLY: Final[tuple[dict[str, Any], ...]] = (
     {"n_ctx": 8192, "n_parallel": 4, "kv_unified": True},
     {"ctx_checkpoints": 4},
     {"n_ctx": 8192, "n_parallel": 4, "ctx_checkpoints": 4},
-    {"ctx_checkpoints": 4, "cache_ram": 256},
+    {"n_ctx": 2048, "ctx_checkpoints": 4, "cache_ram": 256},
 )
 """Changes from `BASE`: the embedded engine has neither checkpoints nor a prompt cache, and its worker one sequence."""
 
 
-class Row(NamedTuple):
-    """One run, in bytes."""
+class Measured(NamedTuple):
+    """One run, in bytes; `rounds` is how often the slots were filled."""
 
     engine: str
+    build: str
     changes: str
     peak: int
     anonymous: int
+    printed_compute: int
+    rounds: int
+
+
+class Row(NamedTuple):
+    """One run beside its price, in bytes."""
+
+    measured: Measured
     resident: int
     reserved: int
-    compute: tuple[float, float]
-    """MiB printed by the engine and priced by us."""
+    compute: int
+
+    @property
+    def peak(self) -> int:
+        """The process's own peak."""
+        return self.measured.peak
 
     @property
     def percent(self) -> float:
@@ -90,27 +104,61 @@ class Row(NamedTuple):
         return "ok" if abs(self.percent) <= TARGET_PERCENT else "off"
 
 
-def run(model: Path, header: ModelHeader, machine: Fingerprint, engine: EngineFacts, changes: dict[str, Any]) -> Row:
+def run(model: Path, footprint: Footprint, engine: EngineFacts, changes: dict[str, Any]) -> Measured:
     """Start the engine, fill every slot, and read the peak."""
     settings = replace(BASE, **changes)
-    footprint = footprint_model(header, machine, engine).footprint(settings)
     session = open_session(engine, Launch(model_path=str(model), settings=settings))
     try:
         rounds = fill(session, settings, footprint)
         memory = session.memory()
-        printed = sum(line.n_bytes for line in session.buffers if line.kind == "compute") / MIB
+        printed = sum(line.n_bytes for line in session.buffers if line.kind == "compute")
     finally:
         session.close()
     assert isinstance(memory, MemoryReading)
-    return Row(
+    return Measured(
         engine=engine.name,
-        changes=", ".join(f"{name}={value}" for name, value in changes.items()) or "-",
+        build=engine.build,
+        changes=named(changes),
         peak=memory.peak_resident_bytes,
         anonymous=memory.anonymous_bytes,
-        resident=resident_bytes(footprint, settings, rounds),
-        reserved=sum(term.reserved_bytes for term in footprint.terms if term.device == "CPU"),
-        compute=(printed, _of(footprint, "compute") / MIB),
+        printed_compute=printed,
+        rounds=rounds,
     )
+
+
+def priced(measured: Measured, footprint: Footprint, changes: dict[str, Any]) -> Row:
+    """A run beside what the footprint says today."""
+    return Row(
+        measured=measured,
+        resident=resident_bytes(footprint, replace(BASE, **changes), measured.rounds),
+        reserved=sum(term.reserved_bytes for term in footprint.terms if term.device == "CPU"),
+        compute=_of(footprint, "compute"),
+    )
+
+
+def named(changes: dict[str, Any]) -> str:
+    """The changes as they stand in the table."""
+    return ", ".join(f"{name}={value}" for name, value in changes.items()) or "-"
+
+
+class Kept:
+    """What was measured before, in a file or only in memory."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path is not None and path.exists() else []
+        self._runs = [Measured(**json.loads(line)) for line in lines]
+
+    def find(self, engine: EngineFacts, changes: dict[str, Any]) -> Measured | None:
+        """The run of that build with these changes."""
+        wanted = (engine.name, engine.build, named(changes))
+        return next((run for run in self._runs if (run.engine, run.build, run.changes) == wanted), None)
+
+    def add(self, run: Measured) -> None:
+        """Keep one more."""
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(run._asdict()) + "\n")
 
 
 def fill(session: EngineSession, settings: Settings, footprint: Footprint) -> int:
@@ -122,7 +170,7 @@ def fill(session: EngineSession, settings: Settings, footprint: Footprint) -> in
         session.generate(N_WRITTEN)
         return 1
     client = ServerClient(session.port)
-    one = _of(footprint, "kv_cache") + _of(footprint, "checkpoints")
+    one = _of(footprint, "kv_cache") + sum(t.resident_bytes for t in footprint.terms if t.name == "checkpoints")
     rounds = 1 if not settings.cache_ram else 3 + settings.cache_ram * MIB // max(1, one)
     for number in range(rounds):
         threads = [
@@ -164,9 +212,10 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
     yield "| engine | changes | peak MiB | resident MiB | off | reserved MiB | compute printed / priced | |"
     yield "|---|---|---:|---:|---:|---:|---:|---|"
     for row in rows:
+        run = row.measured
         yield (
-            f"| {row.engine} | {row.changes} | {row.peak / MIB:.1f} | {row.resident / MIB:.1f} | {row.percent:+.1f} % "
-            f"| {row.reserved / MIB:.1f} | {row.compute[0]:.2f} / {row.compute[1]:.2f} | {row.verdict} |"
+            f"| {run.engine} | {run.changes} | {row.peak / MIB:.1f} | {row.resident / MIB:.1f} | {row.percent:+.1f} % "
+            f"| {row.reserved / MIB:.1f} | {run.printed_compute / MIB:.2f} / {row.compute / MIB:.2f} | {row.verdict} |"
         )
 
 
@@ -200,19 +249,27 @@ def main() -> int:
     parser.add_argument("model", type=Path)
     parser.add_argument("--engine", choices=("llama_cpp_python", "llama_server"))
     parser.add_argument("--engine-path", help="a llama-server that is not found by itself")
-    parser.add_argument("--only", help="only rows whose changes contain this text")
+    parser.add_argument("--only", action="append", help="only rows with exactly these changes; repeatable")
+    parser.add_argument("--keep", type=Path)
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     machine = find_machine(engine_path=arguments.engine_path)
     header = read_model(arguments.model)
     wanted = (arguments.engine,) if arguments.engine else ("llama_cpp_python", "llama_server")
     engines = [each for each in machine.engines if each.name in wanted and each.problem is None]
+    kept = Kept(arguments.keep)
     rows = []
     for engine in engines:
+        model = footprint_model(header, machine, engine)
         for changes in (*BOTH, *(SERVER_ONLY if engine.name == "llama_server" else ())):
-            if arguments.only and arguments.only not in ", ".join(f"{k}={v}" for k, v in changes.items()):
+            if arguments.only and named(changes) not in arguments.only:
                 continue
-            rows.append(run(arguments.model, header, machine, engine, changes))
+            footprint = model.footprint(replace(BASE, **changes))
+            measured = kept.find(engine, changes)
+            if measured is None:
+                measured = run(arguments.model, footprint, engine, changes)
+                kept.add(measured)
+            rows.append(priced(measured, footprint, changes))
             print(list(table(rows[-1:]))[-1], flush=True)
     if arguments.markdown:
         arguments.markdown.write_text(page(rows, machine, arguments.model, engines), encoding="utf-8")

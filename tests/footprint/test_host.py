@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ def _parts(
     *,
     backend: str | None = None,
     cores: int = 2,
+    cpus: int = 2,
     **changes: Any,
 ) -> dict[str, Part]:
     """Host parts by name, all blocks on the CPU or on one device of that backend."""
@@ -30,7 +32,8 @@ def _parts(
     placement = place_layers(
         header.block_count, header.block_count + 1 if backend else 0, places, (), (1,) * len(places)
     )
-    costs = HostCosts(header, engine, (backend,) if backend else (), cores)
+    cpu = replace(make.machine().cpu, usable_cores=cores, affinity_cpus=cpus)
+    costs = HostCosts(header, engine, (backend,) if backend else (), cpu)
     return {part.name: part for part in costs.parts(placement, settings, settings.n_ctx)}
 
 
@@ -76,17 +79,32 @@ def test_checkpoints_are_held_for_each_slot(make: SimpleNamespace) -> None:
 
 def test_a_build_that_looks_at_the_limit_too_late_holds_one_conversation_more(make: SimpleNamespace) -> None:
     """From ggml 0.20 on the limit of the prompt cache is strict; before, a whole conversation was saved first."""
-    import dataclasses
-
     header = make.gemma3_270m()
     strict = _parts(make, header, make.engine(), cache_ram=256)["prompt_cache"]
     assert strict.reserved == 256 * MIB
-    old = dataclasses.replace(make.engine(), ggml_version="0.9.5")
+    old = replace(make.engine(), ggml_version="0.9.5")
     loose = _parts(make, header, old, cache_ram=256)["prompt_cache"]
     full = 8192 * 3 * 1024
     assert loose.reserved - 256 * MIB >= full + Checkpoints(header).n_bytes(8192, "f16", "f16")
-    unknown = dataclasses.replace(make.engine(), ggml_version=None)
+    unknown = replace(make.engine(), ggml_version=None)
     assert _parts(make, header, unknown, cache_ram=256)["prompt_cache"].reserved == 256 * MIB
+
+
+def test_the_process_grows_with_tensors_and_with_threads_for_http(make: SimpleNamespace) -> None:
+    """9 KiB a tensor in any engine; the server alone has threads for HTTP: one less than CPUs, or slots and 4."""
+    header = make.header([make.layer(Attention.FULL, 8, 8, 128)] * 4, [], n_tensors=100)
+    more = replace(header, n_tensors=1100)
+    embedded = make.engine("llama_cpp_python")
+    for engine in (make.engine(), embedded):
+        grown = _parts(make, more, engine)["process"].resident - _parts(make, header, engine)["process"].resident
+        assert grown == 1000 * 9 * 1024
+    plain = _parts(make, header, make.engine())["process"].resident
+    assert _parts(make, header, make.engine(), cpus=67)["process"].resident - plain == 61 * 130 * 1024
+    assert _parts(make, header, make.engine(), n_parallel=3)["process"].resident - plain == 2 * 130 * 1024
+    assert (
+        _parts(make, header, embedded, cpus=67)["process"].resident
+        == _parts(make, header, embedded)["process"].resident
+    )
 
 
 def test_the_work_buffer_holds_the_widest_input(make: SimpleNamespace) -> None:
