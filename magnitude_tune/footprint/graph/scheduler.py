@@ -118,7 +118,7 @@ class _Copies:
         return kept
 
     def _copy(self, source: Tensor, backend: int) -> Tensor:
-        copy = Tensor("none", source.kind, source.ne)
+        copy = source.twin()
         copy.backend = backend
         copy.is_input = copy.is_output = self._n_copies > 1
         return copy
