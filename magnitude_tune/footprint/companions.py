@@ -45,8 +45,8 @@ _DRAFT_NAMES: Final = {
     "output": "draft_compute",
     "work": "draft_compute",
 }
-"""Of the draft's own terms; its process, its prompt cache and its devices' overhead are the model's already, and it is
-loaded when what the model needs for loading is free again."""
+"""Of the draft's own terms; its prompt cache and its devices' overhead are the model's already, and it is loaded when
+what the model needs for loading is free again."""
 
 
 class Beside(NamedTuple):
@@ -96,6 +96,9 @@ class _WithCompanions:
         self._base, self._header, self._machine, self._beside = base, header, machine, beside
         self._places = {device.name: place for place, device in enumerate(machine.devices, start=1)}
         self._draft = None if beside.draft is None else footprint_model(beside.draft, machine, engine)
+        self._bare = None
+        if beside.draft is not None:
+            self._bare = footprint_model(replace(beside.draft, n_vocab=0, n_merges=0, n_tensors=0), machine, engine)
         self._own = _OwnBlocks(header) if beside.uses_own_blocks else None
         self._extras: dict[tuple[object, ...], _Extra] = {}
 
@@ -157,7 +160,7 @@ class _WithCompanions:
             yield self._term(part)
 
     def _draft_terms(self, settings: Settings) -> Iterable[Term]:
-        if self._draft is None or self._beside.draft is None:
+        if self._draft is None or self._bare is None or self._beside.draft is None:
             return
         wanted = self._beside.wanted
         layers = wanted.n_gpu_layers_draft
@@ -171,9 +174,11 @@ class _WithCompanions:
             n_cpu_moe=0,
             cache_ram=0,
         )
-        for term in self._draft.footprint(own).terms:
+        terms = self._draft.footprint(own).terms
+        for term in terms:
             if name := _DRAFT_NAMES.get(term.name):
                 yield term._replace(name=name, rule=f"draft, {term.name}: {term.rule}")
+        yield from _tables(terms, self._bare.footprint(own).terms)
         yield self._checked_rows(settings)
 
     def _own_terms(self, settings: Settings) -> Iterable[Term]:
@@ -262,6 +267,23 @@ def _blocks_by_place(placement: Placement, blocks: range) -> Iterable[tuple[int,
     for place, first, end in spans:
         if held := range(max(first, blocks.start), min(end, blocks.stop)):
             yield place, held
+
+
+def _tables(terms: Iterable[Term], bare: Iterable[Term]) -> Iterable[Term]:
+    """What the draft adds to the process: its vocabulary and the tables of its tensors, without another base."""
+    for own, base in zip(_named(terms, "process"), _named(bare, "process"), strict=True):
+        yield own._replace(
+            name="draft_weights",
+            rule="draft, vocabulary and tables of its tensors",
+            **{
+                figure: max(0, getattr(own, figure) - getattr(base, figure))
+                for figure in ("reserved_bytes", "resident_bytes", "low_bytes", "high_bytes")
+            },
+        )
+
+
+def _named(terms: Iterable[Term], name: str) -> list[Term]:
+    return [term for term in terms if term.name == name]
 
 
 def _added(base: tuple[int, ...], extra: tuple[int, ...]) -> tuple[int, ...]:

@@ -280,7 +280,7 @@ def test_what_runs_beside_the_model_is_priced(real_model: Path, tmp_path: Path) 
     assert found["companions"]["mmproj"] == str(projector)
     assert found["companions"]["spec_type"] == "draft-simple"
     assert total(found, "projector", "CUDA0") > 0
-    assert total(found, "draft_weights") == total(found, "weights")
+    assert 1 < total(found, "draft_weights") / total(found, "weights") < 1.2
     assert 0 < total(found, "draft_kv_cache") < total(found, "kv_cache")
     on_host = document(real_model, *CARD, "--no-mmproj-offload", "--mmproj", projector, "--n-gpu-layers", "all")
     assert total(on_host, "projector", "CPU") == total(found, "projector")

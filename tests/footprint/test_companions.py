@@ -212,14 +212,16 @@ def test_b15_a_draft_adds_weights_cache_and_compute(make: SimpleNamespace) -> No
     model = with_companions(base, header, machine, None, beside)
     settings = make.settings(n_gpu_layers=33, devices=("CUDA0",), n_ctx=8192, type_k="q8_0", type_v="q8_0")
     footprint = model.footprint(settings)
-    assert total(footprint, "draft_weights") == 7_000_000_000
+    vocabulary = sum(t.reserved_bytes for t in footprint.terms if t.rule.startswith("draft, vocabulary"))
+    assert 168 * draft.n_vocab <= vocabulary < MIB
+    assert total(footprint, "draft_weights") == 7_000_000_000 + vocabulary
     assert total(footprint, "draft_kv_cache", "CUDA0") * 2 == total(footprint, "kv_cache", "CUDA0")
     assert total(footprint, "draft_compute") > 0
     assert total(footprint, "process") == total(base.footprint(settings), "process")
     on_host = with_companions(
         base, header, machine, None, beside._replace(wanted=beside.wanted._replace(n_gpu_layers_draft=0))
     ).footprint(settings)
-    assert total(on_host, "draft_weights", "CPU") == 7_000_000_000
+    assert total(on_host, "draft_weights", "CPU") == 7_000_000_000 + vocabulary
 
 
 def test_sums_are_those_of_the_terms(make: SimpleNamespace) -> None:
