@@ -25,14 +25,16 @@ class BuildRules(NamedTuple):
             buffers' names (AMX, CPU, CPU_REPACK): their read buffer then fits into memory that is needed later.
         lazy_above_bytes: per-layer embeddings larger than this stay in the file and are mapped whatever the load
             mode; None where the build does not know that.
+        mtp_caches_trunk: a context that drafts with the model's own blocks caches all blocks, of hybrids only those.
     """
 
     packs_first: bool = True
     lazy_above_bytes: int | None = 4 * GIB
+    mtp_caches_trunk: bool = False
 
 
 _NEWEST: Final = BuildRules()
-_RULES_UP_TO_0_20: Final = BuildRules(packs_first=False, lazy_above_bytes=None)
+_RULES_UP_TO_0_20: Final = BuildRules(packs_first=False, lazy_above_bytes=None, mtp_caches_trunk=True)
 
 
 def build_rules(ggml_version: str | None) -> BuildRules:

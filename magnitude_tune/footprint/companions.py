@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 from magnitude_tune.footprint.batch import Cells, cells
+from magnitude_tune.footprint.builds import BuildRules, build_rules
 from magnitude_tune.footprint.model import footprint_model
 from magnitude_tune.footprint.parts import HOST, Part
 from magnitude_tune.footprint.placement import Placement, place_layers
@@ -99,7 +100,8 @@ class _WithCompanions:
         self._bare = None
         if beside.draft is not None:
             self._bare = footprint_model(replace(beside.draft, n_vocab=0, n_merges=0, n_tensors=0), machine, engine)
-        self._own = _OwnBlocks(header) if beside.uses_own_blocks else None
+        build = build_rules(engine.ggml_version if engine else None)
+        self._own = _OwnBlocks(header, build) if beside.uses_own_blocks else None
         self._extras: dict[tuple[object, ...], _Extra] = {}
 
     @property
@@ -190,9 +192,14 @@ class _WithCompanions:
         type_k, type_v = wanted.type_k_draft or settings.type_k, wanted.type_v_draft or settings.type_v
         for place, blocks in _blocks_by_place(placement, self._own.blocks):
             weights = sum(self._own.weights(block) for block in blocks)
-            yield self._term(Part("mtp", place, weights, weights, "exact", "weights of the drafting blocks"))
+            part = Part("mtp", place, weights, weights, "exact", "weights of the drafting blocks")
+            if place == HOST and settings.load_mode == "mmap":
+                # What is mapped for the model may hold them already.
+                part = part._replace(certainty="bounded", low=0, high=weights)
+            yield self._term(part)
+        for place, blocks in _blocks_by_place(placement, self._own.cached):
             kept = sum(self._own.kv_bytes(block, size, type_k, type_v) for block in blocks)
-            yield self._term(Part("mtp", place, kept, kept, "exact", "KV of the drafting blocks, every cell"))
+            yield self._term(Part("mtp", place, kept, kept, "exact", self._own.kv_rule))
         for term in self._base.footprint(settings).terms:
             if term.name in ("compute", "output"):
                 # One block of the same widths: its graph needs no more than the whole model's.
@@ -229,9 +236,12 @@ class _WithCompanions:
 class _OwnBlocks:
     """Weights and KV of the blocks that predict further tokens; plain generation neither loads nor caches them."""
 
-    def __init__(self, header: ModelHeader) -> None:
+    def __init__(self, header: ModelHeader, build: BuildRules) -> None:
         first = max(0, header.block_count - max(0, header.nextn_predict_layers))
         self.blocks = range(first, header.block_count)
+        whole = build.mtp_caches_trunk and header.recurrent is None
+        self.cached = range(header.block_count) if whole else self.blocks
+        self.kv_rule = "KV of all blocks once more, every cell" if whole else "KV of the drafting blocks, every cell"
         self._layers = header.layers
         # A block that generation does not run is said to cache nothing: its heads are those of the last one that does.
         self._attending = next((layer for layer in reversed(header.layers) if layer.k), None)
