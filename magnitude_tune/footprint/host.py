@@ -48,28 +48,53 @@ class HostCosts:
         self._checkpoints = Checkpoints(header)
         self._work = WorkBuffer(header, cpu.usable_cores)
         self._backends = backends
+        # Thousands of candidates share a few of each.
+        self._processes: dict[int, Part] = {}
+        self._works: dict[tuple[int, int, bool, bool], list[Part]] = {}
+        self._overhead_of: dict[tuple[int, ...], list[Part]] = {}
 
     def parts(self, placement: Placement, settings: Settings, n_ctx: int) -> list[Part]:
         """Terms of one placement with a context of `n_ctx` tokens over all slots."""
-        # Budgets hold the upper end of the estimate.
-        process = self._process
-        if self._serves:
-            process += _BYTES_PER_HTTP_THREAD * max(settings.n_parallel + 4, self._cpus - 1)
-        doubt = process * _PROCESS_DOUBT_PERCENT // 100
-        low, high = process - doubt, process + doubt
-        parts = [Part("process", HOST, high, process, "estimated", _PROCESS_RULE, low, high)]
-        work = self._work.part(
+        on_host = placement.host_blocks > 0
+        work = (
             min(settings.n_ubatch, settings.n_batch, n_ctx),
             max(settings.n_threads, settings.n_threads_batch),
-            dense=placement.host_blocks > 0,
-            experts=placement.host_blocks > 0 or settings.n_cpu_moe > 0,
+            on_host,
+            on_host or settings.n_cpu_moe > 0,
         )
-        if work is not None:
-            parts.append(work)
-        if self._has_prompt_cache:
+        places = tuple(span.place for span in placement.spans)
+        parts = [self._process_part(settings.n_parallel), *self._work_parts(work), *self._overheads(places)]
+        if self._has_prompt_cache and (settings.cache_ram > 0 or settings.ctx_checkpoints > 0):
             parts += self._kept(settings, n_ctx)
-        overheads = (device_overhead(span.place, self._backends[span.place - 1]) for span in placement.spans)
-        return [*parts, *(part for part in overheads if part is not None)]
+        return parts
+
+    def _process_part(self, n_parallel: int) -> Part:
+        found = self._processes.get(n_parallel)
+        if found is None:
+            usual = self._process
+            if self._serves:
+                usual += _BYTES_PER_HTTP_THREAD * max(n_parallel + 4, self._cpus - 1)
+            # Budgets hold the upper end of the estimate.
+            doubt = usual * _PROCESS_DOUBT_PERCENT // 100
+            low, high = usual - doubt, usual + doubt
+            found = Part("process", HOST, high, usual, "estimated", _PROCESS_RULE, low, high)
+            self._processes[n_parallel] = found
+        return found
+
+    def _work_parts(self, key: tuple[int, int, bool, bool]) -> list[Part]:
+        found = self._works.get(key)
+        if found is None:
+            n_tokens, n_threads, dense, experts = key
+            part = self._work.part(n_tokens, n_threads, dense=dense, experts=experts)
+            found = self._works[key] = [] if part is None else [part]
+        return found
+
+    def _overheads(self, places: tuple[int, ...]) -> list[Part]:
+        found = self._overhead_of.get(places)
+        if found is None:
+            parts = (device_overhead(place, self._backends[place - 1]) for place in places)
+            found = self._overhead_of[places] = [part for part in parts if part is not None]
+        return found
 
     def _kept(self, settings: Settings, n_ctx: int) -> list[Part]:
         slots = max(1, settings.n_parallel)
