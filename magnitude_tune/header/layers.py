@@ -29,6 +29,12 @@ _MLA: Final = frozenset(
 )
 _WITHOUT_GROUPS: Final = frozenset({"jamba", "mamba"})
 _KEYS_ONLY: Final = frozenset({"deepseek4"})
+_READERS: Final = {
+    "wkv.head_size": frozenset({"arwkv7", "rwkv6", "rwkv6qwen2", "rwkv7"}),
+    "shortconv.l_cache": frozenset({"lfm2", "lfm2moe"}),
+    "kda.head_dim": frozenset({"bailingmoe3", "glm5-next", "kimi-k3", "kimi-linear"}),
+}
+"""Who reads these keys: others may bring them, and keep another state all the same."""
 
 
 class Layers(NamedTuple):
@@ -178,12 +184,12 @@ def _widest_v(sizes: _HeadSizes, heads_kv: tuple[int, ...], sliding: tuple[bool,
 
 def _recurrent_shape(facts: Facts, head_count: int, n_embd: int, head_size: int) -> RecurrentShape:
     """f32 elements per block and sequence (llama_hparams::n_embd_r and n_embd_s)."""
-    if wkv := facts.count("wkv.head_size", 0):
+    if wkv := _told(facts, "wkv.head_size"):
         return RecurrentShape(r=facts.count("token_shift_count", 2) * n_embd, s=n_embd * wkv)
-    if cache := facts.count("shortconv.l_cache", 0):
+    if cache := _told(facts, "shortconv.l_cache"):
         return RecurrentShape(r=n_embd * (cache - 1), s=0)
     convolution = facts.count("ssm.conv_kernel", 0)
-    if kda := facts.count("kda.head_dim", 0):
+    if kda := _told(facts, "kda.head_dim"):
         return RecurrentShape(
             r=3 * (convolution - 1 if convolution else 3) * head_count * kda, s=kda * kda * head_count
         )
@@ -193,3 +199,9 @@ def _recurrent_shape(facts: Facts, head_count: int, n_embd: int, head_size: int)
     n_groups = 0 if facts.architecture in _WITHOUT_GROUPS else facts.count("ssm.group_count", 0)
     channels = inner + 2 * n_groups * state
     return RecurrentShape(r=max(0, convolution - 1) * channels, s=state * inner)
+
+
+def _told(facts: Facts, name: str) -> int:
+    """The count of a key that only some architectures read; one that we do not know is taken at its word."""
+    reads = facts.architecture in _READERS[name] or facts.architecture not in KNOWN
+    return facts.count(name, 0) if reads else 0
