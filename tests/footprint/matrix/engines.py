@@ -107,7 +107,7 @@ class Library:
 
     def __init__(self, kind: EngineKind, *, environment: Mapping[str, str] | None = None) -> None:
         self.kind = kind
-        self._extra = dict(environment or {})
+        self._extra = {"GGML_NO_BACKTRACE": "1", **(environment or {})}
         if kind == "server":
             folder = server_folder()
             if folder is None:
@@ -172,7 +172,7 @@ class Library:
         except BrokenPipeError:
             line = b""
         if not line:
-            raise ChildProcessError(f"code {child.wait(5.0)}: {child.log_tail()[-600:].strip()}")
+            raise ChildProcessError(f"code {child.wait(5.0)}: {_last_words(child.log_tail())}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -221,6 +221,12 @@ def real_server_log(model: Path, settings: Settings, rpc: tuple[str, ...] = ()) 
         log = child.log_tail(1 << 20)
         ended = child.poll()
     return Loaded(parse_buffers(log), log, None if ended is None else f"llama-server ended with {ended}", rpc)
+
+
+def _last_words(log: str) -> str:
+    """The assertion that ended the engine, else the last line."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    return next((line for line in lines if "GGML_ASSERT" in line), lines[-1] if lines else "nothing was logged")[-300:]
 
 
 def _free_port() -> int:
