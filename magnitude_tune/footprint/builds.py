@@ -2,6 +2,9 @@
 
 What was seen: ggml 0.20.0 by the buffer lines and the memory of its llama-server, ggml 0.25.3 in its source and by
 llama-cpp-python. A version between the two is taken for the newer one.
+
+Seen and not modelled: where an architecture has a default period of sliding blocks, ggml 0.20.0 takes an array in the
+file for a period of 0, so that every block slides; 0.25.3 reads the array.
 """
 
 from __future__ import annotations

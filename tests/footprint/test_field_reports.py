@@ -16,6 +16,21 @@ def _bytes(footprint: Footprint, name: str, device: str | None = None) -> int:
     return sum(term.reserved_bytes for term in footprint.terms if term.name == name and device in (None, term.device))
 
 
+@pytest.mark.parametrize(
+    ("n_ctx", "n_parallel", "unified", "expected"),
+    [(4096, 1, False, 4096), (4096, 4, False, 4096), (1024, 4, True, 1024), (32768 * 20, 20, False, 655360)],
+)
+def test_b02_slots_share_the_context_out_and_never_multiply_it(
+    make: SimpleNamespace, n_ctx: int, n_parallel: int, unified: bool, expected: int
+) -> None:
+    """Cells follow the context that was asked for, whoever shares it: 20 slots of 32768 are 655360 cells, 50 GiB."""
+    layers = [make.layer(Attention.FULL, 8, 8, 64)] * 40
+    model = footprint_model(make.header(layers), make.machine(), None)
+    footprint = model.footprint(make.settings(n_ctx=n_ctx, n_parallel=n_parallel, kv_unified=unified))
+    assert _bytes(footprint, "kv_cache") == expected * 40 * 2048
+    assert 655360 * 40 * 2048 == 50 * GIB
+
+
 def test_b05_sliding_layers_of_a_27b_model_keep_a_window(make: SimpleNamespace) -> None:
     """gemma3-27b at 131072 tokens needs 10.61 GiB of cache, not 62."""
     layers = [make.layer(Attention.FULL if il % 6 == 5 else Attention.SLIDING, 32, 16, 128) for il in range(62)]
@@ -86,6 +101,36 @@ def test_b15_b20_blocks_for_drafting_count_as_layers_but_are_not_loaded(make: Si
     assert [on_card(n) for n in (0, 1, 2, 3, 65, 66, 99)] == [0, 7, 7, 107, 6307, 6407, 6407]
     full = make.settings(n_gpu_layers=66, devices=("CUDA0",), n_ctx=262144, type_k="q8_0", type_v="q8_0")
     assert _bytes(model.footprint(full), "kv_cache") / MIB == pytest.approx(544 * 16, abs=0.01)
+
+
+@pytest.mark.parametrize(("blocks", "n_next"), [(28, 0), (65, 1)])
+def test_b20_the_output_layer_counts_and_goes_first(make: SimpleNamespace, blocks: int, n_next: int) -> None:
+    """Full offload is block_count + 1: 29 and 66; one layer is the output alone, and 28 leaves a block behind."""
+    groups = [make.group(block, Role.ATTENTION, 100) for block in range(blocks)] + [make.group(None, Role.OUTPUT, 7)]
+    header = make.header([make.layer(Attention.FULL, 8, 2, 64)] * blocks, groups, nextn_predict_layers=n_next)
+    model = footprint_model(header, make.machine([make.device("CUDA0", "cuda", "vram0")]), None)
+
+    def on_host(n_gpu_layers: int) -> int:
+        settings = make.settings(n_gpu_layers=n_gpu_layers, devices=("CUDA0",))
+        return _bytes(model.footprint(settings), "weights", "CPU")
+
+    trunk = 100 * (blocks - n_next)
+    assert header.all_layers == blocks + 1
+    assert [on_host(n) for n in (0, 1, blocks, blocks + 1, -1)] == [trunk + 7, trunk, 100, 0, 0]
+
+
+def test_b47_a_671b_model_weighs_all_its_experts(make: SimpleNamespace) -> None:
+    """62 blocks, 3 dense of 0.5 GiB and 59 of 9.1 GiB: 538.4 GiB counted from the last block back, not 37 B active."""
+    sizes = [GIB // 2] * 3 + [round(9.1 * GIB)] * 59
+    groups = [make.group(block, Role.EXPERT_FFN if block > 2 else Role.DENSE_FFN, n) for block, n in enumerate(sizes)]
+    header = make.header([make.layer(Attention.FULL, 128, 128, 128)] * 62, groups)
+    model = footprint_model(header, make.machine([make.device("CUDA0", "cuda", "vram0")]), None)
+    for n_gpu_layers in (0, 1, 10, 60, 63):
+        footprint = model.footprint(make.settings(n_gpu_layers=n_gpu_layers, devices=("CUDA0",)))
+        on_card = _bytes(footprint, "weights", "CUDA0")
+        assert on_card == sum(sizes[63 - n_gpu_layers :] if n_gpu_layers else [])
+        assert on_card + _bytes(footprint, "weights", "CPU") == sum(sizes)
+    assert sum(sizes) / GIB == pytest.approx(538.4, abs=0.01)
 
 
 def test_b47_experts_count_in_full_and_can_stay_on_the_cpu(make: SimpleNamespace) -> None:
