@@ -28,7 +28,7 @@ def test_b02_slots_share_the_context_out_and_never_multiply_it(
     model = footprint_model(make.header(layers), make.machine(), None)
     footprint = model.footprint(make.settings(n_ctx=n_ctx, n_parallel=n_parallel, kv_unified=unified))
     assert _bytes(footprint, "kv_cache") == expected * 40 * 2048
-    assert 655360 * 40 * 2048 == 50 * GIB
+    assert expected != 655360 or _bytes(footprint, "kv_cache") == 50 * GIB
 
 
 def test_b05_sliding_layers_of_a_27b_model_keep_a_window(make: SimpleNamespace) -> None:
