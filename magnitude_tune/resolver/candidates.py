@@ -14,7 +14,8 @@ from magnitude_tune.fingerprint.layouts import extra_buffers
 from magnitude_tune.fingerprint.values import HOST_BUFFER_BACKENDS
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.request import LoadMode, Settings, Workload, layers_per_device
-from magnitude_tune.resolver.placements import Group, Placement, device_groups, expert_pairs
+from magnitude_tune.resolver.experts import expert_pairs
+from magnitude_tune.resolver.placements import Group, Placement, device_groups
 from magnitude_tune.resolver.splits import LayerBytes, Splits
 from magnitude_tune.resolver.subject import Subject
 
@@ -94,19 +95,49 @@ def candidate_families(search: Search, shape: Shape) -> Iterator[Family]:
     Everything on the CPU first, then each sensible number of layers, and of blocks whose experts stay on the CPU, on
     each sensible set of devices.
     """
-    header, machine, pins = search.subject.header, search.subject.machine, search.pins
+    machine, pins = search.subject.machine, search.pins
     wanted = pins.get("n_gpu_layers")
     if wanted is None or int(wanted) == 0 or not machine.devices:
         yield from _families(search, shape, None, [(0, 0)])
+    pairs: dict[str, tuple[tuple[int, int], ...]] = {}
     for group in device_groups(machine, pins) if machine.devices else ():
-        blocks_for_one = 0 if header.moe is None else _dense_parts_for_one_block(search, shape, group)
-        yield from _families(search, shape, group, expert_pairs(header, pins, blocks_for_one=blocks_for_one))
+        name = group.devices[0].name
+        if name not in pairs:
+            pairs[name] = _pairs(search, shape, name)
+        yield from _families(search, shape, group, pairs[name])
+
+
+def _pairs(search: Search, shape: Shape, device: str) -> tuple[tuple[int, int], ...]:
+    """Pairs of n_gpu_layers (from 1) and n_cpu_moe, pins kept; the first device stands for its group."""
+    header, pins = search.subject.header, search.pins
+    wanted, pinned = pins.get("n_gpu_layers"), pins.get("n_cpu_moe")
+    counts = [n for n in range(1, header.all_layers + 1) if wanted is None or n == min(int(wanted), header.all_layers)]
+    if header.moe is None or pinned is not None:
+        n_cpu_moe = 0 if header.moe is None else min(int(pinned or 0), header.block_count)
+        return tuple((n_gpu_layers, n_cpu_moe) for n_gpu_layers in counts)
+    speed, workload, threads = search.subject.speed, search.workload, search.subject.machine.cpu.usable_cores
+    template = _template(search, shape, device)
+
+    def turn_seconds(n_gpu_layers: int, n_cpu_moe: int) -> float:
+        settings = replace(template, n_gpu_layers=n_gpu_layers, n_cpu_moe=n_cpu_moe)
+        tg_seconds = speed.tg_seconds(settings, threads)
+        return speed.pp_seconds(settings, threads, workload.n_prompt) + workload.n_gen * tg_seconds
+
+    return expert_pairs(LayerBytes(search.subject.footprint, template, device, header), counts, turn_seconds)
+
+
+def _template(search: Search, shape: Shape, device: str) -> Settings:
+    """Everything on one device, with the largest batch."""
+    placement = Placement(search.subject.header.all_layers, (device,))
+    flash_attn = _flash_attention(search, shape, placement)[0]
+    return _settings(search, shape, placement, _batches(search, shape)[-1], (flash_attn, False, "mmap"))
 
 
 def _families(search: Search, shape: Shape, group: Group | None, pairs: Iterable[tuple[int, int]]) -> Iterator[Family]:
     splits = None
     if group is not None and len(group.devices) > 1 and not group.shares:
-        layers = _layer_bytes(search, shape, group)
+        name, header = group.devices[0].name, search.subject.header
+        layers = LayerBytes(search.subject.footprint, _template(search, shape, name), name, header)
         splits = Splits(layers, search.subject.machine, group.devices)
     batches = _batches(search, shape)
     for n_gpu_layers, n_cpu_moe in pairs:
@@ -168,36 +199,6 @@ def _settings(
         tensor_split=placement.tensor_split,
         main_gpu=_main_gpu(search, placement),
     )
-
-
-def _layer_bytes(search: Search, shape: Shape, group: Group) -> LayerBytes:
-    """Bytes of layers as the group's first device would hold them."""
-    header = search.subject.header
-    placement = Placement(header.all_layers, (group.devices[0].name,))
-    flash_attn = _flash_attention(search, shape, placement)[0]
-    template = _settings(search, shape, placement, _batches(search, shape)[-1], (flash_attn, False, "none"))
-    return LayerBytes(search.subject.footprint, template, group.devices[0].name, header)
-
-
-def _dense_parts_for_one_block(search: Search, shape: Shape, group: Group) -> int:
-    """For how many blocks' dense parts and caches one whole block has bytes; 0 where those are worth more than experts.
-
-    Worth is time gained a byte, seen over the whole model on the group's first device.
-    """
-    header, speed, workload = search.subject.header, search.subject.speed, search.workload
-    n_all, n_blocks, threads = header.all_layers, header.block_count, search.subject.machine.cpu.usable_cores
-    names = (group.devices[0].name,)
-    turns = []
-    for corner in (Placement(0), Placement(n_all, names, (), n_blocks), Placement(n_all, names)):
-        flash_attn = _flash_attention(search, shape, corner)[0]
-        settings = _settings(search, shape, corner, _batches(search, shape)[-1], (flash_attn, False, "mmap"))
-        tg_seconds = speed.tg_seconds(settings, threads)
-        turns.append(speed.pp_seconds(settings, threads, workload.n_prompt) + workload.n_gen * tg_seconds)
-    layers = _layer_bytes(search, shape, group)
-    dense, whole = layers.total(n_blocks), layers.total(0)
-    if (turns[0] - turns[1]) * (whole - dense) >= (turns[1] - turns[2]) * dense:
-        return 0
-    return max(1, min(n_blocks, whole // dense)) if dense else n_blocks
 
 
 def _main_gpu(search: Search, placement: Placement) -> int:

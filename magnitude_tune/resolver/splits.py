@@ -16,7 +16,7 @@ from magnitude_tune.fingerprint.values import Device, Fingerprint
 from magnitude_tune.footprint.values import FootprintModel
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.magnitude import share
-from magnitude_tune.request import Settings
+from magnitude_tune.request import Settings, layers_per_device
 
 __all__ = ["LayerBytes", "Splits"]
 
@@ -38,14 +38,13 @@ class LayerBytes:
         self._footprint = footprint
         self._template = replace(template, devices=(device,), tensor_split=(), n_gpu_layers=header.all_layers)
         self._device = device
-        self._n_all = header.all_layers
+        self.n_layers = header.all_layers
         self._like = _alike(header)
         self._before: dict[int, tuple[int, ...]] = {}
-        self._besides: dict[int, int] = {}
 
     def total(self, n_cpu_moe: int) -> int:
         """Bytes of all layers, the experts of the first `n_cpu_moe` blocks left out."""
-        return self._of_layers(self._n_all, n_cpu_moe)
+        return self._of_layers(self.n_layers, n_cpu_moe)
 
     def before(self, n_cpu_moe: int) -> tuple[int, ...]:
         """Bytes of all layers before each layer, and of all of them; the experts of `n_cpu_moe` blocks left out."""
@@ -54,28 +53,36 @@ class LayerBytes:
             found = self._before[n_cpu_moe] = self._made(n_cpu_moe)
         return found
 
-    def besides(self, n_batch: int, n_ubatch: int) -> int:
-        """Bytes that a device takes besides layers: compute buffer and driver."""
-        found = self._besides.get(n_ubatch)
-        if found is None:
-            settings = replace(self._template, n_batch=n_batch, n_ubatch=n_ubatch)
-            found = self._besides[n_ubatch] = sum(
-                term.reserved_bytes
-                for term in self._footprint.footprint(settings).terms
-                if term.device == self._device and term.name not in _OF_LAYERS
-            )
-        return found
+    def besides(self, devices: tuple[str, ...], where: tuple[int, int], batches: tuple[int, int]) -> _Counts:
+        """Bytes that each device takes besides layers: compute buffer, copies of what the host keeps, driver.
+
+        Args:
+            devices: each gets as many layers as the others.
+            where: n_gpu_layers and n_cpu_moe.
+            batches: n_batch and n_ubatch.
+        """
+        settings = replace(
+            self._template,
+            n_gpu_layers=where[0],
+            n_cpu_moe=where[1],
+            n_batch=batches[0],
+            n_ubatch=batches[1],
+            devices=devices,
+            tensor_split=layers_per_device(where[0], [1] * len(devices)),
+        )
+        others = [term for term in self._footprint.footprint(settings).terms if term.name not in _OF_LAYERS]
+        return tuple(sum(term.reserved_bytes for term in others if term.device == name) for name in devices)
 
     def _made(self, n_cpu_moe: int) -> tuple[int, ...]:
-        n_blocks = self._n_all - 1
+        n_blocks = self.n_layers - 1
         if 0 < n_cpu_moe < n_blocks:
             whole, dense = self.before(0), self.before(n_blocks)
             kept = whole[n_cpu_moe] - dense[n_cpu_moe]
             return (*dense[:n_cpu_moe], *(n_bytes - kept for n_bytes in whole[n_cpu_moe:]))
         each: dict[object, int] = {}
-        for layer in range(self._n_all - 1, -1, -1):
+        for layer in range(self.n_layers - 1, -1, -1):
             if (like := self._like[layer]) not in each:
-                more, less = (self._of_layers(self._n_all - first, n_cpu_moe) for first in (layer, layer + 1))
+                more, less = (self._of_layers(self.n_layers - first, n_cpu_moe) for first in (layer, layer + 1))
                 each[like] = more - less
         return tuple(accumulate((each[like] for like in self._like), initial=0))
 
@@ -111,6 +118,8 @@ class Splits:
 
     def __init__(self, layers: LayerBytes, machine: Fingerprint, devices: Sequence[Device]) -> None:
         self._layers = layers
+        self._names = tuple(device.name for device in devices)
+        self._besides: dict[tuple[object, ...], _Counts] = {}
         limits = tuple(_limits(machine, devices))
         proportions = {tuple(round(_SAME_PROPORTIONS * n / sum(each)) for n in each): each for each in limits}
         self._balanced = tuple(proportions.values())
@@ -120,12 +129,24 @@ class Splits:
 
     def of(self, n_gpu_layers: int, n_cpu_moe: int, batches: tuple[int, int]) -> tuple[_Counts, ...]:
         """Layers per device, each at least one; `batches` are n_batch and n_ubatch."""
-        before = self._layers.before(n_cpu_moe)
-        offloaded = before[len(before) - 1 - n_gpu_layers :]
-        besides = self._layers.besides(*batches)
+        if n_gpu_layers < len(self._names):
+            return ()
+        offloaded = self._layers.before(n_cpu_moe)[self._layers.n_layers - n_gpu_layers :]
+        besides = self._beside(n_gpu_layers, n_cpu_moe, batches)
         found = {_equally_full(offloaded, besides, limits): None for limits in self._balanced}
         found |= {_filled(offloaded, besides, limits, self._fastest_first): None for limits in self._filled}
         return tuple(counts for counts in found if min(counts) > 0)
+
+    def _beside(self, n_gpu_layers: int, n_cpu_moe: int, batches: tuple[int, int]) -> _Counts:
+        """What devices take besides layers: whether the host keeps layers or experts decides, hardly how many."""
+        n_all = self._layers.n_layers
+        offloads_all, keeps_experts = n_gpu_layers == n_all, n_cpu_moe > n_all - n_gpu_layers
+        key = (offloads_all, keeps_experts, batches)
+        if key not in self._besides:
+            few = min(2 * len(self._names), n_all - 1)
+            where = (n_all if offloads_all else few, n_all - 1 if keeps_experts else 0)
+            self._besides[key] = self._layers.besides(self._names, where, batches)
+        return self._besides[key]
 
 
 def _limits(machine: Fingerprint, devices: Sequence[Device]) -> Iterator[tuple[float, ...]]:
@@ -140,7 +161,7 @@ def _limits(machine: Fingerprint, devices: Sequence[Device]) -> Iterator[tuple[f
             yield tuple(min(n, cap) / m for n, cap, m in zip(left, caps, sharing, strict=True))
 
 
-def _equally_full(offloaded: Sequence[int], besides: int, limits: Sequence[float]) -> _Counts:
+def _equally_full(offloaded: Sequence[int], besides: _Counts, limits: Sequence[float]) -> _Counts:
     """Layers per device so that the fullest is as little full as can be.
 
     Args:
@@ -149,8 +170,8 @@ def _equally_full(offloaded: Sequence[int], besides: int, limits: Sequence[float
         limits: bytes of each device.
     """
     first, n_layers = offloaded[0], len(offloaded) - 1
-    fullness = (offloaded[-1] - first + besides * len(limits)) / sum(limits)
-    wanted = [max(0.0, fullness * limit - besides) for limit in limits]
+    fullness = (offloaded[-1] - first + sum(besides)) / sum(limits)
+    wanted = [max(0.0, fullness * limit - taken) for limit, taken in zip(limits, besides, strict=True)]
     scale = (offloaded[-1] - first) / sum(wanted) if sum(wanted) else 0.0
     ends = [0]
     for reached in accumulate(wanted[:-1]):
@@ -162,13 +183,13 @@ def _equally_full(offloaded: Sequence[int], besides: int, limits: Sequence[float
     return _counts(_evened(ends, offloaded, besides, limits))
 
 
-def _evened(ends: list[int], offloaded: Sequence[int], besides: int, limits: Sequence[float]) -> list[int]:
+def _evened(ends: list[int], offloaded: Sequence[int], besides: _Counts, limits: Sequence[float]) -> list[int]:
     """The same bounds with single layers moved off the fullest device as long as that helps."""
 
     def fullness(bounds: Sequence[int]) -> list[float]:
         return [
-            (offloaded[end] - offloaded[start] + besides) / limit
-            for (start, end), limit in zip(pairwise(bounds), limits, strict=True)
+            (offloaded[end] - offloaded[start] + taken) / limit
+            for (start, end), taken, limit in zip(pairwise(bounds), besides, limits, strict=True)
         ]
 
     full = fullness(ends)
@@ -188,12 +209,14 @@ def _evened(ends: list[int], offloaded: Sequence[int], besides: int, limits: Seq
     return ends
 
 
-def _filled(offloaded: Sequence[int], besides: int, limits: Sequence[float], fastest_first: Sequence[int]) -> _Counts:
+def _filled(
+    offloaded: Sequence[int], besides: _Counts, limits: Sequence[float], fastest_first: Sequence[int]
+) -> _Counts:
     """Layers per device with the fastest filled first; the slowest takes what is left. Arguments as above."""
     left: float = offloaded[-1] - offloaded[0]
     room = [0.0] * len(limits)
     for device in fastest_first[:-1]:
-        room[device] = max(0.0, min(limits[device] - besides, left))
+        room[device] = max(0.0, min(limits[device] - besides[device], left))
         left -= room[device]
     slowest = fastest_first[-1]
     ends = [0] * (len(limits) + 1)
