@@ -106,7 +106,7 @@ class _Model:
         build = build_rules(engine.ggml_version if engine else None)
         self._weights = Weights(header, rules, backends, build)
         self._kv = KvCache(header, backends)
-        self._compute = Compute(header, backends)
+        self._compute = Compute(header, backends, engine.ggml_version if engine else None)
         self._host = HostCosts(header, engine, backends, machine.cpu)
         self._placements: dict[tuple[object, ...], Placement] = {}
         self._batches: dict[tuple[object, ...], Batch] = {}

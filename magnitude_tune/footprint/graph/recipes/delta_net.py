@@ -24,7 +24,7 @@ from magnitude_tune.footprint.graph.state import (
 )
 from magnitude_tune.footprint.graph.tensors import F32, Tensor
 
-__all__ = ["delta_step", "qwen35", "qwen3next", "unit_norm"]
+__all__ = ["delta_step", "qwen3next", "qwen35", "unit_norm"]
 
 _MAX_EXPERTS: Final = 1024
 
