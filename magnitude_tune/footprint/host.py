@@ -50,15 +50,17 @@ class HostCosts:
         self._backends = backends
         # Thousands of candidates share a few of each.
         self._processes: dict[int, Part] = {}
-        self._works: dict[tuple[int, int, bool, bool], list[Part]] = {}
+        self._works: dict[tuple[int, int, int, bool, bool], list[Part]] = {}
         self._overhead_of: dict[tuple[int, ...], list[Part]] = {}
 
     def parts(self, placement: Placement, settings: Settings, n_ctx: int) -> list[Part]:
         """Terms of one placement with a context of `n_ctx` tokens over all slots."""
         on_host = placement.host_blocks > 0
+        n_tokens = min(settings.n_ubatch, settings.n_batch, n_ctx)
         work = (
-            min(settings.n_ubatch, settings.n_batch, n_ctx),
+            n_tokens,
             max(settings.n_threads, settings.n_threads_batch),
+            self._work.scores_bytes(settings, n_ctx, n_tokens) if on_host else 0,
             on_host,
             on_host or settings.n_cpu_moe > 0,
         )
@@ -81,11 +83,11 @@ class HostCosts:
             self._processes[n_parallel] = found
         return found
 
-    def _work_parts(self, key: tuple[int, int, bool, bool]) -> list[Part]:
+    def _work_parts(self, key: tuple[int, int, int, bool, bool]) -> list[Part]:
         found = self._works.get(key)
         if found is None:
-            n_tokens, n_threads, dense, experts = key
-            part = self._work.part(n_tokens, n_threads, dense=dense, experts=experts)
+            n_tokens, n_threads, scores, dense, experts = key
+            part = self._work.part(n_tokens, n_threads, scores, dense=dense, experts=experts)
             found = self._works[key] = [] if part is None else [part]
         return found
 

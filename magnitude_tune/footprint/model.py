@@ -53,6 +53,7 @@ _HOST: Final = attrgetter(
     "n_ctx",
     "n_parallel",
     "kv_unified",
+    "flash_attn",
     "type_k",
     "type_v",
     "cache_ram",

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from magnitude_tune.footprint.batch import cells
 from magnitude_tune.footprint.parts import HOST, Part
 from magnitude_tune.header.values import Attention, ModelHeader, Role
+from magnitude_tune.request import Settings
 
 __all__ = ["WorkBuffer"]
 
@@ -41,11 +43,21 @@ class WorkBuffer:
         inner = header.recurrent.r // 3 if header.recurrent else 0
         self._dense = max(header.n_embd, q, inner, *header.n_ff, 0)
         self._tiles = max((4 * _TILE * 2 * (layer.k + layer.v) // n for layer, n in heads), default=0)
+        self._window = header.sliding_window
+        self._has_full = any(layer.attention is not Attention.SLIDING for layer in attending)
+        self._heads = max((layer.head_count for layer in attending), default=0) if header.causal else 0
         moe = header.moe
         self._experts = max(header.n_embd, moe.expert_used_count * moe.n_ff_expert) if moe else 0
         self._mapping = moe.expert_count * moe.expert_used_count * _ROW_MAPPING_BYTES if moe else 0
 
-    def part(self, n_tokens: int, n_threads: int, *, dense: bool, experts: bool) -> Part | None:
+    def scores_bytes(self, settings: Settings, n_ctx: int, n_tokens: int) -> int:
+        """Without flash attention: all heads' scores of a micro batch, in the type of the V cache."""
+        if settings.flash_attn or settings.type_v not in ("f16", "bf16"):
+            return 0
+        size = cells(n_ctx, settings.n_parallel, settings.kv_unified, n_tokens, self._window)
+        return 2 * max(0, n_tokens) * max(0, self._heads) * (size.full if self._has_full else size.sliding)
+
+    def part(self, n_tokens: int, n_threads: int, scores: int, *, dense: bool, experts: bool) -> Part | None:
         """The term for a micro batch of `n_tokens`; None where the CPU computes no block.
 
         Candidates are priced before their threads are known: what is reserved holds all usable cores.
@@ -54,6 +66,7 @@ class WorkBuffer:
         if not per_token:
             return None
         matmul = max(0, n_tokens) * (per_token * self._bytes // self._elements + (self._mapping if experts else 0))
+        matmul = max(matmul, scores if dense else 0)
         reserved = self._with_threads(matmul, max(self._cores, n_threads))
         return Part("work", HOST, reserved, self._with_threads(matmul, n_threads), "bounded", _RULE, 0, reserved)
 
@@ -65,6 +78,7 @@ class WorkBuffer:
 
 
 _RULE: Final = (
-    "n_ubatch x widest input of a matmul on the CPU in the weights' own format, + 0.5 MiB a thread for tiles; "
+    "n_ubatch x widest input of a matmul on the CPU in the weights' own format (without flash attention: heads x cells "
+    "x 2 B, if more), + 0.5 MiB a thread for tiles; "
     "reserved for all usable cores"
 )

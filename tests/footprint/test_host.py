@@ -118,6 +118,16 @@ def test_the_work_buffer_holds_the_widest_input(make: SimpleNamespace) -> None:
     assert more.resident == part.resident
 
 
+def test_attention_scores_are_converted_without_flash_attention(make: SimpleNamespace) -> None:
+    """512 tokens of 4 heads over 4096 cells, as f16: 16 MiB, as a real run showed beside its printed buffers."""
+    header = make.gemma3_270m()
+    threads = 2 * (512 + 64) * 1024
+    off = _parts(make, header, n_ctx=4096, flash_attn=False)["work"]
+    assert off.reserved == 16 * MIB + threads
+    assert _parts(make, header, n_ctx=8192, flash_attn=False)["work"].reserved == 32 * MIB + threads
+    assert _parts(make, header, n_ctx=4096, flash_attn=False, type_v="f32")["work"].reserved < off.reserved / 4
+
+
 def test_nothing_is_computed_where_every_block_is_on_a_device(make: SimpleNamespace) -> None:
     """Without a block on the CPU there is no work buffer; experts kept there have one."""
     assert "work" not in _parts(make, make.gemma3_270m(), backend="cuda", devices=("CUDA0",))
