@@ -81,6 +81,7 @@ def main() -> int:
     parser.add_argument("--arch", nargs="+", choices=tiny_models.ARCHITECTURES, default=tiny_models.ARCHITECTURES)
     parser.add_argument("--engine", choices=("embedded", "server", "both"), default="both")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--repeat", type=int, default=1, help="configurations an architecture for llama-server itself")
     parser.add_argument("--models", help="folder that keeps the models")
     parser.add_argument("-o", dest="output", help="file for the table; printed where none is given")
     parser.add_argument("--dump", metavar="ARCH_OR_FILE")
@@ -95,7 +96,7 @@ def main() -> int:
         if options.dump:
             return dump(options, folder)
         kinds = ("embedded", "server") if options.engine == "both" else (options.engine,)
-        results = run_matrix(options.arch, kinds, options.jobs, folder)
+        results = run_matrix(options.arch, kinds, folder, jobs=options.jobs, n_repeated=options.repeat)
     table = write_table(results, command=" ".join(["python tests/benchmarks/footprint_matrix.py", *sys.argv[1:]]))
     if options.output:
         Path(options.output).write_text(table, encoding="utf-8")

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 import tiny_models
-from footprint.matrix.comparison import Cell, Predictor, compare
+from footprint.matrix.comparison import Cell, Predictor, printed_lines
 from footprint.matrix.configurations import Configuration, EngineKind, configurations, settings_of
 from footprint.matrix.engines import Library, real_server_log, server_folder
 from footprint.matrix.whole import run_architecture
 
-from magnitude_tune import processes
 from magnitude_tune.fingerprint.values import EngineFacts
 from magnitude_tune.units import MIB
 
@@ -111,23 +110,16 @@ def test_a_large_model_needs_a_large_buffer(cells: Cells, name: str) -> None:
 
 
 @pytest.mark.engine
-def test_the_real_server_prints_the_same_lines(
-    real_server: EngineFacts, rpc_server: tuple[str, processes.Child], tmp_path: Path
-) -> None:
+def test_the_real_server_prints_the_same_lines(real_server: EngineFacts, tmp_path: Path) -> None:
     """llama-server itself allocates for a split model what its libraries allocate when a child drives them."""
-    address, _ = rpc_server
     model = tiny_models.write("gemma3", "small", tmp_path)
-    settings = settings_of(7, n_ctx=5000, n_ubatch=256, slots=(4, False), repack=True, layers="half")
-    started = real_server_log(model, settings, (address,))
+    settings = settings_of(7, n_ctx=5000, n_ubatch=256, slots=(4, False), repack=True, layers="half", n_devices=2)
+    started = real_server_log(model, settings)
     assert started.error is None
     with Library("server") as library:
         driven = library.load(model, settings)
-        footprint = Predictor(library).footprint(model, settings)
     assert driven.error is None
-    printed = [[(c.device, c.term, c.actual) for c in compare(footprint, each)] for each in (started, driven)]
-    for one, other in zip(*printed, strict=True):
-        assert one[:2] == other[:2]
-        assert one[2] == pytest.approx(other[2], abs=MIB / 99)
+    assert printed_lines(started) == printed_lines(driven) != ()
 
 
 @pytest.mark.parametrize("kind", _ENGINES)

@@ -19,7 +19,7 @@ from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.request import Settings
 from magnitude_tune.units import MIB
 
-__all__ = ["Cell", "Predictor", "compare"]
+__all__ = ["Cell", "Predictor", "compare", "printed_lines"]
 
 _TERMS: Final = {"kv": "kv_cache", "recurrent": "recurrent_state", "compute": "compute", "output": "output"}
 _EXACT: Final = ("weights", "repacked", "kv_cache", "recurrent_state")
@@ -95,6 +95,12 @@ def compare(footprint: Footprint, loaded: Loaded) -> tuple[Cell, ...]:
         for place in places
         if predicted[place] or actual[place]
     )
+
+
+def printed_lines(loaded: Loaded) -> tuple[tuple[str, str, int], ...]:
+    """Device, buffer kind and bytes of every line, sorted: the same for the same allocations."""
+    lines = ((_device_of(line.buffer, loaded.rpc), line.kind, line.n_bytes) for line in loaded.buffers)
+    return tuple(sorted(lines))
 
 
 def _printed(loaded: Loaded) -> Iterator[tuple[tuple[str, str], int, int]]:

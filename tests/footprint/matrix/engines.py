@@ -7,6 +7,7 @@ configuration. `real_server_log` starts the program itself, which takes a second
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import io
@@ -116,8 +117,7 @@ class Library:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._child: processes.Child | None = None
         self._answers: IO[bytes] | None = None
-        self._rpc: list[processes.Child] = []
-        self._addresses: tuple[str, ...] = ()
+        self._rpc: _RpcServers | None = None
 
     @cached_property
     def facts(self) -> EngineFacts:
@@ -136,22 +136,25 @@ class Library:
 
     def load(self, model: Path, settings: Settings) -> Loaded:
         """Load the model, make a context, free both; what was logged meanwhile."""
-        if settings.devices and not self._rpc:
-            self._start_rpc()
-        request = {"model": str(model), "settings": asdict(settings), "rpc": self._addresses}
+        if settings.devices and self._rpc is None:
+            self._rpc = _RpcServers()
+        addresses = self._rpc.addresses if self._rpc is not None else ()
+        request = {"model": str(model), "settings": asdict(settings), "rpc": addresses}
         try:
             said = self._ask(request)
         except ChildProcessError as error:
             self.close()
             return Loaded((), "", f"the engine ended: {error}")
-        return Loaded(parse_buffers(said["log"]), said["log"], said.get("error"), self._addresses)
+        return Loaded(parse_buffers(said["log"]), said["log"], said.get("error"), addresses)
 
     def close(self) -> None:
         """End the child and its RPC servers."""
-        for child in (self._child, *self._rpc):
-            if child is not None:
-                child.close(grace_seconds=0.2)
-        self._child, self._rpc, self._addresses = None, [], ()
+        if self._child is not None:
+            self._child.close(grace_seconds=0.2)
+            self._child = None
+        if self._rpc is not None:
+            self._rpc.close()
+            self._rpc = None
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
@@ -185,41 +188,48 @@ class Library:
         self._answers = io.BufferedReader(self._child.stdout)
         return self._child
 
-    def _start_rpc(self) -> None:
+
+class _RpcServers:
+    """Two real RPC servers on loopback; each serves one client at a time."""
+
+    def __init__(self) -> None:
         folder = server_folder()
         assert folder is not None
-        program = folder / "ggml-rpc-server"
         environment, _ = processes.child_environment(library_dirs=[str(folder)])
         ports = [_free_port() for _ in range(_N_RPC_SERVERS)]
-        for port in ports:
-            argv = [str(program), "--host", "127.0.0.1", "--port", str(port), "--threads", "1"]
-            self._rpc.append(processes.start(argv, env=environment))
+        argv = [str(folder / "ggml-rpc-server"), "--host", "127.0.0.1", "--threads", "1", "--port"]
+        self._children = [processes.start([*argv, str(port)], env=environment) for port in ports]
         for port in ports:
             _wait_for(port)
-        self._addresses = tuple(f"127.0.0.1:{port}" for port in ports)
+        self.addresses = tuple(f"127.0.0.1:{port}" for port in ports)
+
+    def close(self) -> None:
+        """End them."""
+        for child in self._children:
+            child.close(grace_seconds=0.2)
 
 
-def real_server_log(model: Path, settings: Settings, rpc: tuple[str, ...] = ()) -> Loaded:
-    """Start the real llama-server until it listens or fails, and return what it logged."""
+def real_server_log(model: Path, settings: Settings) -> Loaded:
+    """Start the real llama-server, with RPC servers if it needs them, until it listens or fails; what it logged."""
     folder = server_folder()
     assert folder is not None
     facts = find_server(engine_path=str(folder / "llama-server"), rpc=())
     assert facts is not None
     port = _free_port()
-    launch = Launch(model_path=str(model), settings=settings, rpc=rpc)
-    argv = [
-        "--no-warmup" if word == "--warmup" else word for word in build_arguments(launch, facts.flags, port=port).argv
-    ]
     environment, _ = processes.child_environment(library_dirs=[str(folder)])
-    with (
-        tempfile.TemporaryDirectory() as log_folder,
-        processes.start([facts.path, *argv], env=environment, log_path=Path(log_folder, "log")) as child,
-    ):
+    with tempfile.TemporaryDirectory() as log_folder, contextlib.ExitStack() as stack:
+        rpc: tuple[str, ...] = ()
+        if settings.devices:
+            servers = stack.enter_context(contextlib.closing(_RpcServers()))
+            rpc = servers.addresses
+        launch = Launch(model_path=str(model), settings=settings, rpc=rpc)
+        words = build_arguments(launch, facts.flags, port=port).argv
+        argv = [facts.path, *("--no-warmup" if word == "--warmup" else word for word in words)]
+        child = stack.enter_context(processes.start(argv, env=environment, log_path=Path(log_folder, "log")))
         deadline = time.monotonic() + _START_SECONDS
         while child.poll() is None and "listening" not in child.log_tail() and time.monotonic() < deadline:
             time.sleep(0.05)
-        log = child.log_tail(1 << 20)
-        ended = child.poll()
+        log, ended = child.log_tail(1 << 20), child.poll()
     return Loaded(parse_buffers(log), log, None if ended is None else f"llama-server ended with {ended}", rpc)
 
 

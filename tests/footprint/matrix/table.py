@@ -46,6 +46,7 @@ def write_table(results: Results, *, command: str) -> str:
         f"- magnitude-tune {version('magnitude-tune')}, Python {platform.python_version()}, gguf {version('gguf')}",
         f"- processor: {platform.machine()} with {shown}; layouts for repacking: {'; '.join(results.layouts)}",
         f"- {len(results.outcomes)} configurations, {len(cells)} cells, {hits} hits ({share:.1f} %)",
+        *_repetitions(results),
         "",
         _RULE,
         "",
@@ -59,6 +60,17 @@ def write_table(results: Results, *, command: str) -> str:
         *_refusals(results.outcomes, causes),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _repetitions(results: Results) -> Iterator[str]:
+    if results.repeated:
+        same = results.repeated - len(results.differing)
+        yield (
+            "- the server's libraries are driven by a child; llama-server itself, started for"
+            f" {results.repeated} of the configurations, printed the same figures in {same}"
+        )
+    for name in results.differing:
+        yield f"- llama-server printed other figures for {name}"
 
 
 def known_causes() -> list[dict[str, Any]]:
