@@ -23,11 +23,13 @@ from magnitude_tune.units import MIB
 __all__ = ["HostCosts"]
 
 _EMBEDDED_BASE: Final = 21 * MIB
-_SERVER_BASE: Final = 53 * MIB // 2
+_SERVER_BASE: Final = 47 * MIB // 2
 _BYTES_PER_TOKEN: Final = 168
 _BYTES_PER_MERGE: Final = 128
 _BYTES_PER_TENSOR: Final = 9 * 1024
 _BYTES_PER_HTTP_THREAD: Final = 130 * 1024
+_CANDIDATE_BYTES: Final = 12
+"""A token with its logit and probability: each slot of the server samples from one for every token."""
 _PROCESS_DOUBT_PERCENT: Final = 15
 _STRICT_CACHE: Final = (0, 20)
 """From this ggml on the server keeps its prompt cache within the limit before it saves (llama.cpp PR 25070)."""
@@ -42,6 +44,7 @@ class HostCosts:
         self._cpus = cpu.affinity_cpus
         base = _SERVER_BASE if self._serves else _EMBEDDED_BASE
         vocabulary = _BYTES_PER_TOKEN * max(0, header.n_vocab) + _BYTES_PER_MERGE * max(0, header.n_merges)
+        self._candidates = _CANDIDATE_BYTES * max(0, header.n_vocab)
         self._process = base + vocabulary + _BYTES_PER_TENSOR * max(0, header.n_tensors)
         self._has_prompt_cache = engine is None or engine.prompt_cache
         self._cache_is_strict = engine is None or _version(engine.ggml_version) >= _STRICT_CACHE
@@ -76,6 +79,7 @@ class HostCosts:
             usual = self._process
             if self._serves:
                 usual += _BYTES_PER_HTTP_THREAD * max(n_parallel + 4, self._cpus - 1)
+                usual += self._candidates * max(1, n_parallel)
             # Budgets hold the upper end of the estimate.
             doubt = usual * _PROCESS_DOUBT_PERCENT // 100
             low, high = usual - doubt, usual + doubt
@@ -120,7 +124,7 @@ def _version(text: str | None) -> tuple[int, ...]:
 
 _PROCESS_RULE: Final = (
     "measured base of the engine's process, 168 B a token and 128 B a merge of the vocabulary, 9 KiB a tensor, 130 KiB "
-    "a thread for HTTP (max(slots + 4, CPUs - 1)), +-15 %"
+    "a thread for HTTP (max(slots + 4, CPUs - 1)), 12 B a token and slot for sampling, +-15 %"
 )
 _CACHE_RULE: Final = "limit of the server's prompt cache; empty at start, fills with conversations"
 _LOOSE_CACHE_RULE: Final = (

@@ -91,7 +91,7 @@ def test_a_build_that_looks_at_the_limit_too_late_holds_one_conversation_more(ma
 
 
 def test_the_process_grows_with_tensors_and_with_threads_for_http(make: SimpleNamespace) -> None:
-    """9 KiB a tensor in any engine; the server alone has threads for HTTP: one less than CPUs, or slots and 4."""
+    """9 KiB a tensor in any engine; the server alone has threads for HTTP and, a slot, every token to sample from."""
     header = make.header([make.layer(Attention.FULL, 8, 8, 128)] * 4, [], n_tensors=100)
     more = replace(header, n_tensors=1100)
     embedded = make.engine("llama_cpp_python")
@@ -100,7 +100,7 @@ def test_the_process_grows_with_tensors_and_with_threads_for_http(make: SimpleNa
         assert grown == 1000 * 9 * 1024
     plain = _parts(make, header, make.engine())["process"].resident
     assert _parts(make, header, make.engine(), cpus=67)["process"].resident - plain == 61 * 130 * 1024
-    assert _parts(make, header, make.engine(), n_parallel=3)["process"].resident - plain == 2 * 130 * 1024
+    assert _parts(make, header, make.engine(), n_parallel=3)["process"].resident - plain == 2 * (130 * 1024 + 12 * 1000)
     assert (
         _parts(make, header, embedded, cpus=67)["process"].resident
         == _parts(make, header, embedded)["process"].resident
