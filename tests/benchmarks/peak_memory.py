@@ -219,15 +219,18 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def page(rows: Sequence[Row], machine: Fingerprint, model: Path, engines: Sequence[EngineFacts]) -> str:
-    """The dated table with what it was made from."""
+def page(
+    rows: Sequence[Row], machine: Fingerprint, model: Path, engines: Sequence[EngineFacts], skipped: Sequence[str]
+) -> str:
+    """The dated table with what it was made from, and the rows that were not run."""
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     builds = "; ".join(f"{each.name} {each.build} with ggml {each.ggml_version}" for each in engines)
     met = sum(row.verdict == "ok" for row in rows)
     head = [
         "# Peak resident memory of real runs",
         "",
-        f"Made on {date} by `python tests/benchmarks/peak_memory.py MODEL --markdown tests/benchmarks/peak_memory.md`",
+        f"Made on {date} by `python tests/benchmarks/peak_memory.py MODEL --keep FILE --markdown PAGE`, in one or several",
+        "goes (runs are kept, and priced by this day's code),",
         f"with {model.name} on {machine.cpu.brand or machine.cpu.architecture}, {machine.cpu.usable_cores} cores;",
         f"{builds}.",
         "",
@@ -240,7 +243,8 @@ def page(rows: Sequence[Row], machine: Fingerprint, model: Path, engines: Sequen
         f"{met} of {len(rows)} rows meet the target.",
         "",
     ]
-    return "\n".join([*head, *table(rows), ""])
+    tail = ["", "Not run:", "", *(f"- {each}" for each in skipped)] if skipped else []
+    return "\n".join([*head, *table(rows), *tail, ""])
 
 
 def main() -> int:
@@ -258,11 +262,12 @@ def main() -> int:
     wanted = (arguments.engine,) if arguments.engine else ("llama_cpp_python", "llama_server")
     engines = [each for each in machine.engines if each.name in wanted and each.problem is None]
     kept = Kept(arguments.keep)
-    rows = []
+    rows, skipped = [], []
     for engine in engines:
         model = footprint_model(header, machine, engine)
         for changes in (*BOTH, *(SERVER_ONLY if engine.name == "llama_server" else ())):
             if arguments.only and named(changes) not in arguments.only:
+                skipped.append(f"{engine.name}: {named(changes)}")
                 continue
             footprint = model.footprint(replace(BASE, **changes))
             measured = kept.find(engine, changes)
@@ -272,7 +277,7 @@ def main() -> int:
             rows.append(priced(measured, footprint, changes))
             print(list(table(rows[-1:]))[-1], flush=True)
     if arguments.markdown:
-        arguments.markdown.write_text(page(rows, machine, arguments.model, engines), encoding="utf-8")
+        arguments.markdown.write_text(page(rows, machine, arguments.model, engines, skipped), encoding="utf-8")
     return 0 if all(row.verdict == "ok" for row in rows) else 1
 
 
