@@ -17,7 +17,8 @@ import tiny_models
 from footprint.matrix.comparison import Cell, Predictor, printed_lines
 from footprint.matrix.configurations import Configuration, EngineKind, configurations, settings_of
 from footprint.matrix.engines import Library, real_server_log, server_folder
-from footprint.matrix.whole import run_architecture
+from footprint.matrix.table import write_table
+from footprint.matrix.whole import Outcome, Results, run_architecture
 
 from magnitude_tune.fingerprint.values import EngineFacts
 from magnitude_tune.units import MIB
@@ -139,3 +140,29 @@ def _can_go_together(one: str, two: str, pair: tuple[Any, Any]) -> bool:
     if chosen.get("flash_attn") is False and chosen.get("kv", ("f16",))[0] != "f16":
         return False
     return not (chosen.get("n_devices") == 2 and chosen.get("layers") in ("none", "one"))
+
+
+def test_figures_are_compared_at_the_printed_precision() -> None:
+    """Half a unit of the last digit is no error for weights; a compute buffer may be a little over, hardly under."""
+    exact = Cell("CPU", "weights", 10 * MIB + 5000, 10 * MIB, MIB // 200 + 1)
+    assert exact.hit
+    assert exact.error == 0
+    assert not exact._replace(predicted=10 * MIB + 6000).hit
+    compute = Cell("CPU", "compute", 104 * MIB, 100 * MIB, 53)
+    assert compute.hit
+    assert not compute._replace(predicted=106 * MIB).hit
+    assert not compute._replace(predicted=97 * MIB).hit
+    assert not Cell("CPU", "compute", MIB // 2, 0, 53).hit
+
+
+def test_every_miss_and_refusal_is_named_with_its_cause() -> None:
+    """The page shows a miss with both figures, and the known cause where the engine refuses."""
+    row = Configuration("small", {"n_ctx": 512, "slots": (4, False)})
+    miss = Outcome("embedded", "llama", row, (Cell("CPU", "compute", 3 * MIB, 2 * MIB, 53),))
+    refusal = Outcome("server", "t5", row, (), refusal="the engine ended")
+    page = write_table(Results((miss, refusal), ("engine 1",), ("none",), 0, ()), command="the command")
+    assert "| llama | embedded | compute | 1 | 0 | 1 | +1.00 MiB (+50.0 %) |" in page
+    assert "slots 4/False | CPU | compute | 3.00 | 2.00 | +1.00 MiB (+50.0 %) | ? |" in page
+    assert "| the engine ended | the engine ends with an assertion: position biases" in page
+    assert "Made on" in page
+    assert "`the command`" in page
