@@ -55,6 +55,8 @@ class Rule(Enum):
     ENGINE_REFUSES = ("MT041", Severity.WARNING)
     DRAFT_DROPPED = ("MT042", Severity.WARNING)
     PROJECTOR_ASSUMED = ("MT043", Severity.WARNING)
+    SLOW_KV_PAIR = ("MT044", Severity.WARNING)
+    ONE_LAYER_SHORT = ("MT045", Severity.INFO)
 
     def __init__(self, id_: str, severity: Severity) -> None:
         self.id = id_

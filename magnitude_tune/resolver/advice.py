@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from typing import Final
 
 from magnitude_tune.findings import Finding, Rule
 from magnitude_tune.magnitude import SAFE_BAND, band
@@ -14,6 +15,8 @@ from magnitude_tune.resolver.values import Magnitudes, PoolUse
 from magnitude_tune.units import format_bytes
 
 __all__ = ["log_lines", "request_findings", "shown_magnitude"]
+
+_FAST_KV_PAIRS: Final = frozenset({("f16", "f16"), ("bf16", "bf16"), ("q8_0", "q8_0"), ("q4_0", "q4_0")})
 
 
 def shown_magnitude(m: float) -> str:
@@ -68,6 +71,7 @@ def request_findings(request: Request, subject: Subject, settings: Settings, sha
         *_about_magnitude(request),
         *_about_context(request, subject, settings),
         *_about_attention(request, settings),
+        *_about_kv_pair(request, subject, settings),
         *(Finding(Rule.CONCESSION, f"given up for memory: {text}") for text in shape.concessions),
         *_devices_left_out(subject),
     )
@@ -122,6 +126,22 @@ def _about_attention(request: Request, settings: Settings) -> Iterator[Finding]:
             place=pin.place,
             fix="leave flash_attn unset, or set type_v: f16",
             setting="flash_attn",
+        )
+
+
+def _about_kv_pair(request: Request, subject: Subject, settings: Settings) -> Iterator[Finding]:
+    """CUDA's default build has attention kernels for few pairs of types: any other pair is attended on the CPU."""
+    pair = (settings.type_k, settings.type_v)
+    backends = {device.backend for device in subject.machine.devices if device.name in settings.devices}
+    if settings.flash_attn and pair not in _FAST_KV_PAIRS and backends & {"cuda", "rocm"}:
+        pins = [pin for name in ("type_k", "type_v") if (pin := request.pin(name)) is not None]
+        yield Finding(
+            Rule.SLOW_KV_PAIR,
+            f"a KV cache of {pair[0]} and {pair[1]} may move attention to the CPU: default builds for "
+            f"{'/'.join(sorted(backends))} have no kernel for this pair",
+            place=pins[0].place if pins else None,
+            fix="use q8_0 or q4_0 for both, or f16",
+            setting="type_v",
         )
 
 

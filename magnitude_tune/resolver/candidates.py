@@ -15,6 +15,7 @@ from magnitude_tune.fingerprint.values import HOST_BUFFER_BACKENDS
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.request import LoadMode, Settings, Workload, layers_per_device
 from magnitude_tune.resolver.experts import expert_pairs
+from magnitude_tune.resolver.kv_types import PLAIN_TYPES
 from magnitude_tune.resolver.placements import Group, Placement, device_groups
 from magnitude_tune.resolver.splits import LayerBytes, Splits
 from magnitude_tune.resolver.subject import Subject
@@ -214,7 +215,7 @@ def _flash_attention(search: Search, shape: Shape, placement: Placement) -> tupl
     """
     if not search.subject.header.flash_attn:
         return (False,)
-    if shape.type_v not in ("f32", "f16", "bf16"):
+    if shape.type_v not in PLAIN_TYPES:
         return (True,)
     if (pinned := search.pins.get("flash_attn")) is not None:
         return (bool(pinned),)

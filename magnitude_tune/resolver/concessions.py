@@ -8,7 +8,7 @@ from typing import Final
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.request import DEFAULT_N_CTX, Request
 from magnitude_tune.resolver.candidates import Shape
-from magnitude_tune.resolver.kv_types import can_cache_in
+from magnitude_tune.resolver.kv_types import PLAIN_TYPES, can_cache_in
 
 __all__ = ["conceding_shapes", "wanted_shape"]
 
@@ -17,9 +17,14 @@ _QUANTISED: Final = ("q8_0", "q4_0")
 
 
 def wanted_shape(request: Request, header: ModelHeader) -> Shape:
-    """The context, slots and KV types asked for; unset context is min(8192, trained)."""
+    """The context, slots and KV types asked for; unset context is min(8192, trained).
+
+    Where the engine has no flash attention for the architecture, it refuses a quantised V cache: V stays in f16.
+    """
     trained = header.context_length or DEFAULT_N_CTX
     types = {name: pin.value for name in ("type_k", "type_v") if (pin := request.pin(name)) is not None}
+    if not header.flash_attn and types.get("type_v") not in PLAIN_TYPES:
+        types["type_v"] = "f16"
     unified = request.pin("kv_unified")
     return Shape(
         n_ctx=request.n_ctx or min(DEFAULT_N_CTX, trained),

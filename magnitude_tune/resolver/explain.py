@@ -11,6 +11,7 @@ from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.magnitude import thread_cap
 from magnitude_tune.request import DEFAULT_N_CTX, Request, Settings
 from magnitude_tune.resolver.candidates import Shape
+from magnitude_tune.resolver.nearby import Nearby
 from magnitude_tune.resolver.prompt_cache import CACHE_SIZES_MIB, CHECKPOINTS, needs_checkpoints
 from magnitude_tune.resolver.subject import Subject
 from magnitude_tune.resolver.values import Reason
@@ -27,6 +28,7 @@ class Explained(NamedTuple):
     settings: Settings
     best: Settings
     findings: tuple[Finding, ...]
+    nearby: Nearby
 
 
 def given_up(explained: Explained, *, has_prompt_cache: bool) -> tuple[str, ...]:
@@ -73,7 +75,7 @@ def reasons(explained: Explained) -> tuple[Reason, ...]:
         "ctx_checkpoints": _checkpoints(explained),
     }
     if explained.subject.header.moe is not None:
-        texts["n_cpu_moe"] = _cpu_moe(explained.settings)
+        texts["n_cpu_moe"] = "; ".join(filter(None, (_cpu_moe(explained.settings), explained.nearby.alternative())))
     return tuple(
         Reason(name, f"pinned by {pinned[name].place}" if name in pinned else text) for name, text in texts.items()
     )
@@ -90,7 +92,8 @@ def _gpu_layers(explained: Explained) -> str:
     if settings.n_gpu_layers == n_all:
         return f"all {n_all} layers, output included, fit on {where}"
     if settings.n_gpu_layers < explained.best.n_gpu_layers:
-        return f"as many of {n_all} layers as memory allows on {where or 'the accelerator'}"
+        unused = f"; unused: {explained.nearby.unused()}" if where else ""
+        return f"as many of {n_all} layers as memory allows on {where or 'the accelerator'}{unused}"
     return f"more of the {n_all} layers on the accelerator would gain less than 3 % of the turn time"
 
 

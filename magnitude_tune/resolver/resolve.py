@@ -19,6 +19,7 @@ from magnitude_tune.resolver.concessions import conceding_shapes, wanted_shape
 from magnitude_tune.resolver.curve import curve_points, magnitude_for_target
 from magnitude_tune.resolver.explain import Explained, given_up, reasons
 from magnitude_tune.resolver.kv_types import require_cacheable
+from magnitude_tune.resolver.nearby import Nearby
 from magnitude_tune.resolver.pins import mismatches, pinned_values
 from magnitude_tune.resolver.pressure import Plan, executed_by_pool, executed_on_cores
 from magnitude_tune.resolver.pricing import build_table
@@ -186,7 +187,8 @@ def _resolution(
         for name, base in zip(table.pools, table.bases[choice.row.base].reserved, strict=True)
     )
     lines, pressure = log_lines(settings, magnitudes, pools, free_cores=(limits.cores, usable))
-    findings = (*findings, *pressure)
+    nearby = Nearby(subject, settings, request.workload, m, limits)
+    findings = (*findings, *pressure, *nearby.one_layer_short())
     explained = Explained(
         request=replace(request, magnitude=m),
         subject=subject,
@@ -194,6 +196,7 @@ def _resolution(
         settings=settings,
         best=best,
         findings=findings,
+        nearby=nearby,
     )
     return Resolution(
         settings=settings,

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise, product
-from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from resolver.stand_ins import A_MOE, a_header, a_machine, an_engine
+from resolver.real_subjects import a_model, a_real_subject
+from resolver.stand_ins import A_MOE, a_machine
 
 from magnitude_tune.fingerprint.values import Fact, Fingerprint
-from magnitude_tune.footprint.model import footprint_model
-from magnitude_tune.header.values import Attention, LayerKv, ModelHeader, Role, TensorGroup
+from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.magnitude import magnitude_of_bytes, thread_cap
 from magnitude_tune.request import Settings, Workload
 from magnitude_tune.resolver.candidates import Search, Shape
 from magnitude_tune.resolver.choose import Limits, best_turn, limits_of
 from magnitude_tune.resolver.pricing import build_table
 from magnitude_tune.resolver.subject import Subject
-from magnitude_tune.throughput.coefficients import parse_coefficients
-from magnitude_tune.throughput.model import speed_model
 from magnitude_tune.units import GIB, MIB
 
-SHIPPED = Path(__file__).parents[2] / "models" / "throughput.json"
 WORKLOAD = Workload()
 N_UBATCH = 256
-
-
-def group(block: int | None, role: Role, n_bytes: int) -> TensorGroup:
-    return TensorGroup(block, role, "q4_k", 1, n_bytes * 16 // 9, n_bytes, n_bytes, 0)
 
 
 @st.composite
@@ -40,14 +31,12 @@ def models(draw: st.DrawFn) -> ModelHeader:
     n_blocks = draw(st.integers(17, 24))
     dense, experts = draw(st.integers(5, 300)) * MIB, draw(st.integers(20, 1500)) * MIB
     first = draw(st.integers(0, 3))
-    groups = [group(None, Role.TOKEN_EMBEDDING, 200 * MIB), group(None, Role.OUTPUT, 200 * MIB)]
-    for block in range(n_blocks):
-        groups.append(group(block, Role.ATTENTION, dense))
-        groups.append(group(block, Role.DENSE_FFN if block < first else Role.EXPERT_FFN, experts))
     width = draw(st.sampled_from([128, 512, 1024, 4096]))
-    layers = (LayerKv(Attention.FULL, 32, width // 128, width, width),) * n_blocks
-    return a_header(
-        n_blocks, groups=tuple(groups), layers=layers, moe=A_MOE, tensor_bytes=sum(g.n_bytes for g in groups)
+    return a_model(
+        [dense + experts] * first + [dense] * (n_blocks - first),
+        [0] * first + [experts] * (n_blocks - first),
+        kv_width=width,
+        moe=A_MOE,
     )
 
 
@@ -69,13 +58,6 @@ def machines(draw: st.DrawFn) -> Fingerprint:
         for device in machine.devices
     ]
     return replace(machine, devices=tuple(devices))
-
-
-def a_real_subject(header: ModelHeader, machine: Fingerprint) -> Subject:
-    coefficients = parse_coefficients(json.loads(SHIPPED.read_bytes()), "throughput.json")
-    engine = an_engine()
-    footprint = footprint_model(header, machine, engine)
-    return Subject(header, machine, engine, footprint, speed_model(header, machine, engine, coefficients))
 
 
 def splits(n_layers: int, n_devices: int) -> Iterator[tuple[int, ...]]:
