@@ -229,8 +229,8 @@ def page(
     head = [
         "# Peak resident memory of real runs",
         "",
-        f"Made on {date} by `python tests/benchmarks/peak_memory.py MODEL --keep FILE --markdown PAGE`, in one or several",
-        "goes (runs are kept, and priced by this day's code),",
+        f"Made on {date} by `python tests/benchmarks/peak_memory.py MODEL --keep FILE --markdown PAGE`, in one or",
+        "several goes (runs are kept, and priced by this day's code),",
         f"with {model.name} on {machine.cpu.brand or machine.cpu.architecture}, {machine.cpu.usable_cores} cores;",
         f"{builds}.",
         "",
