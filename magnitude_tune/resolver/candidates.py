@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from magnitude_tune.fingerprint.layouts import extra_buffers
 from magnitude_tune.fingerprint.values import HOST_BUFFER_BACKENDS
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.request import LoadMode, Settings, Workload, layers_per_device
-from magnitude_tune.resolver.experts import expert_pairs
 from magnitude_tune.resolver.kv_types import PLAIN_TYPES
 from magnitude_tune.resolver.placements import Group, Placement, device_groups
-from magnitude_tune.resolver.splits import LayerBytes, Splits
 from magnitude_tune.resolver.subject import Subject
+
+if TYPE_CHECKING:
+    from magnitude_tune.resolver.splits import Splits
 
 __all__ = ["MU_SLACK", "TIE", "Base", "Candidate", "Family", "Search", "Shape", "Table", "candidate_families"]
 
@@ -116,6 +117,10 @@ def _pairs(search: Search, shape: Shape, device: str) -> tuple[tuple[int, int], 
     if header.moe is None or pinned is not None:
         n_cpu_moe = 0 if header.moe is None else min(int(pinned or 0), header.block_count)
         return tuple((n_gpu_layers, n_cpu_moe) for n_gpu_layers in counts)
+    # Imported here, and below: a machine without accelerators, or a model without experts, needs neither.
+    from magnitude_tune.resolver.experts import expert_pairs
+    from magnitude_tune.resolver.splits import LayerBytes
+
     speed, workload, threads = search.subject.speed, search.workload, search.subject.machine.cpu.usable_cores
     template = _template(search, shape, device)
 
@@ -137,6 +142,8 @@ def _template(search: Search, shape: Shape, device: str) -> Settings:
 def _families(search: Search, shape: Shape, group: Group | None, pairs: Iterable[tuple[int, int]]) -> Iterator[Family]:
     splits = None
     if group is not None and len(group.devices) > 1 and not group.shares:
+        from magnitude_tune.resolver.splits import LayerBytes, Splits
+
         name, header = group.devices[0].name, search.subject.header
         layers = LayerBytes(search.subject.footprint, _template(search, shape, name), name, header)
         splits = Splits(layers, search.subject.machine, group.devices)
