@@ -11,7 +11,19 @@ from typing import Final, NamedTuple
 from magnitude_tune.footprint.graph.frame import Cache, Frame, Layer
 from magnitude_tune.footprint.graph.tensors import F16, F32, Tensor
 
-__all__ = ["Heads", "Qkv", "attend", "attended", "heads_of", "mix", "project", "rotated", "store"]
+__all__ = [
+    "Heads",
+    "Qkv",
+    "attend",
+    "attended",
+    "cells_of",
+    "combine",
+    "heads_of",
+    "mix",
+    "project",
+    "rotated",
+    "store",
+]
 
 _F32_BLOCK: Final = (1, 4)
 
@@ -97,12 +109,15 @@ def store(frame: Frame, layer: Layer, cache: Cache, k: Tensor | None, v: Tensor 
 def mix(frame: Frame, layer: Layer, q: Tensor, cache: Cache, *, bias: Tensor | None = None) -> Tensor:
     """Softmax(K Q) V over a cache: [elements of V x heads, tokens]."""
     heads, options = heads_of(layer), frame.options
-    k = _cached(frame, layer, cache, (heads.k, heads.cached), options.k_block)
-    v = _cached(frame, layer, cache, (heads.v, heads.cached), options.v_block)
-    return combine(frame, layer, (q, k, v), frame.streams, cache.mask, bias=bias, width=heads.v)
+    k = cells_of(frame, layer, cache, (heads.k, heads.cached), options.k_block)
+    v = cells_of(frame, layer, cache, (heads.v, heads.cached), options.v_block)
+    # With flash attention V lies as it comes, but a bias rules that operation out.
+    lies = options.flash_attn and bias is not None
+    shape = (frame, layer, (q, k, v), frame.streams, cache.mask)
+    return combine(*shape, bias=bias, width=heads.v, v_is_transposed=not lies)
 
 
-def _cached(frame: Frame, layer: Layer, cache: Cache, heads: tuple[int, int], block: tuple[int, int]) -> Tensor:
+def cells_of(frame: Frame, layer: Layer, cache: Cache, heads: tuple[int, int], block: tuple[int, int]) -> Tensor:
     """All cells of K or V; rows of a quantised type are as long as their bytes, counted in f16."""
     graph, (width, n_heads), (elements, n_bytes) = frame.graph, heads, block
     kind = F32 if block == _F32_BLOCK else F16
@@ -121,8 +136,12 @@ def combine(
     bias: Tensor | None = None,
     v_is_transposed: bool = True,
     width: int = 0,
+    unpack: Tensor | None = None,
 ) -> Tensor:
-    """`build_attn_mha` without the matrix that MLA appends; `width`: elements of a head of V, where `v` differs."""
+    """`build_attn_mha`.
+
+    `width`: elements of a head of V, where `v` differs. `unpack`: the matrix that makes values of what MLA caches.
+    """
     graph, tokens = frame.graph, frame.tokens
     q, k, v = qkv
     width, n_heads = width or v.ne[0], q.ne[1]
@@ -135,6 +154,10 @@ def combine(
         v = graph.cast(v, F16) if v.kind == F32 else v
         operands = (q, k, v, mask, *((sinks,) if sinks else ()))
         mixed = graph.op("flash_attn", (width, n_heads, tokens // streams, streams), *operands)
+        if unpack is not None:
+            mixed = graph.mul_mat(unpack, graph.permute(mixed, 0, 2, 1, 3))
+            mixed = graph.cont(graph.permute(mixed, 0, 2, 1, 3))
+            width = mixed.ne[0]
         result = graph.view(mixed, width * n_heads, tokens)
     else:
         scores = graph.mul_mat(k, q)
@@ -146,6 +169,9 @@ def combine(
             mixed = graph.mul_mat(v, scores)
         else:
             mixed = graph.op("mul_mat", (width, tokens // streams, n_heads, streams), v, scores)
+        if unpack is not None:
+            mixed = graph.mul_mat(unpack, mixed)
+            width = mixed.ne[0]
         result = graph.cont(graph.permute(mixed, 0, 2, 1, 3), width * n_heads, tokens)
     graph.expand(result)
     return result

@@ -5,12 +5,16 @@ Source: `build_ffn` and `build_moe_ffn` in src/llama-graph.cpp.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from magnitude_tune.footprint.graph.frame import Frame, Layer
 from magnitude_tune.footprint.graph.tensors import Tensor
 
-__all__ = ["Routing", "dense", "experts"]
+__all__ = ["Routing", "dense", "experts", "limited", "mixture", "routing_of"]
+
+_MAX_EXPERTS: Final = 1024
+_SOFTMAX_LATE: Final = 3
+"""The value of `expert_gating_func` for a softmax over the chosen experts only."""
 
 
 class Routing(NamedTuple):
@@ -23,6 +27,9 @@ class Routing(NamedTuple):
         scaled: weights are multiplied by a number.
         groups: of experts, of which only some are looked at; 0 or 1: none.
         weight_first: the input is weighted, not the output.
+        raw_choice: experts are chosen by the router's scores as they are.
+        clamped: activations are limited by single operations instead of a fused one.
+        squared: the activation is relu squared.
     """
 
     used: int
@@ -32,6 +39,9 @@ class Routing(NamedTuple):
     groups: int = 0
     groups_used: int = 0
     weight_first: bool = False
+    raw_choice: bool = False
+    clamped: bool = False
+    squared: bool = False
 
 
 def dense(frame: Frame, layer: Layer, source: Tensor, suffix: str = "", *, squared: bool = False) -> Tensor:
@@ -73,7 +83,7 @@ def experts(
     spread = graph.view(source, n_embd, 1, n_tokens)
     if routing.weight_first:
         spread = graph.mul(graph.op("repeat", (n_embd, used, n_tokens), spread), weights)
-    inner = _inner(frame, layer, spread, chosen, suffix)
+    inner = _inner(frame, layer, (spread, chosen), routing, suffix)
     outputs = _expert(frame, layer, inner, chosen, f"ffn_down{suffix}")
     if not routing.weight_first:
         outputs = graph.mul(outputs, weights)
@@ -89,6 +99,31 @@ def experts(
     return graph.cont(total) if used == 1 else total
 
 
+def routing_of(frame: Frame, layer: Layer, *, normalised: bool = True) -> Routing:
+    """What the header's keys say of a block's router."""
+    return Routing(
+        used=min(max(1, frame.number_at("expert_used_count", layer.block, 1)), _MAX_EXPERTS),
+        softmax_late=frame.number("expert_gating_func") == _SOFTMAX_LATE,
+        normalised=normalised,
+        scaled=frame.scales("expert_weights_scale"),
+        groups=frame.number("expert_group_count"),
+        groups_used=frame.number("expert_group_used_count"),
+        clamped=bool(frame.real_at("swiglu_clamp_exp", layer.block)),
+    )
+
+
+def mixture(
+    frame: Frame, layer: Layer, source: Tensor, normalised: bool = True, *, routing: Routing | None = None
+) -> Tensor:
+    """A mixture and its shared expert, or a dense network where the block has no router."""
+    if "ffn_gate_inp.weight" not in layer.shapes:
+        return dense(frame, layer, source)
+    mixed = experts(frame, layer, source, routing or routing_of(frame, layer, normalised=normalised))
+    if "ffn_up_shexp.weight" not in layer.shapes:
+        return mixed
+    return frame.graph.add(mixed, dense(frame, layer, source, "_shexp"))
+
+
 def _route(
     frame: Frame, layer: Layer, source: Tensor, routing: Routing, scores: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -98,7 +133,7 @@ def _route(
         scores = frame.linear(source, layer, "ffn_gate_inp")
     n_experts, n_tokens = scores.ne[0], scores.ne[1]
     probabilities = scores if routing.softmax_late else graph.like("soft_max", scores)
-    selection = probabilities
+    selection = scores if routing.raw_choice else probabilities
     if bias := frame.weight(layer, "exp_probs_b.bias"):
         selection = graph.add(probabilities, bias)
     if routing.groups > 1:
@@ -132,24 +167,34 @@ def _in_groups(frame: Frame, selection: Tensor, routing: Routing) -> Tensor:
     return graph.view(masked, n_experts, n_tokens)
 
 
-def _inner(frame: Frame, layer: Layer, source: Tensor, chosen: Tensor, suffix: str) -> Tensor:
+def _inner(frame: Frame, layer: Layer, operands: tuple[Tensor, Tensor], routing: Routing, suffix: str) -> Tensor:
     graph = frame.graph
+    source, chosen = operands
     if f"ffn_gate_up{suffix}.weight" in layer.shapes:
         both = _expert(frame, layer, source, chosen, f"ffn_gate_up{suffix}")
         half = (both.ne[0] // 2, *both.ne[1:])
         return graph.gated(graph.part(both, *half), graph.part(both, *half))
     up = _expert(frame, layer, source, chosen, f"ffn_up{suffix}")
     if f"ffn_gate{suffix}.weight" not in layer.shapes:
-        return graph.unary(up)
-    return graph.gated(_expert(frame, layer, source, chosen, f"ffn_gate{suffix}"), up)
+        inner = graph.unary(up)
+        return graph.like("sqr", inner) if routing.squared else inner
+    gate = _expert(frame, layer, source, chosen, f"ffn_gate{suffix}")
+    return limited(frame, gate, up) if routing.clamped else graph.gated(gate, up)
+
+
+def limited(frame: Frame, gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) x up with limits, by single operations that write over their operands."""
+    graph = frame.graph
+    return graph.mul(graph.like("clamp", graph.unary(gate)), graph.like("clamp", up))
 
 
 def _expert(frame: Frame, layer: Layer, source: Tensor, chosen: Tensor, name: str) -> Tensor:
     graph = frame.graph
     weight = frame.weight(layer, f"{name}.weight") or graph.weight(layer.place, source.ne[0], source.ne[0], 1)
     result = graph.mul_mat_id(weight, source, chosen)
-    if frame.weight(layer, f"{name}.scale"):
+    if scale := frame.weight(layer, f"{name}.scale"):
         # A scale for each expert is spread over the tokens first.
-        result = graph.mul(result, graph.get_rows(graph.weight(layer.place, 1, weight.ne[2]), chosen))
+        spread = graph.op("repeat", (1, weight.ne[2], source.ne[2]), scale)
+        result = graph.mul(result, graph.get_rows(spread, chosen))
     bias = frame.weight(layer, f"{name}.bias")
     return graph.like("add_id", result, bias, chosen) if bias else result

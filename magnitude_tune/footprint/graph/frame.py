@@ -108,6 +108,18 @@ class Frame:
         """Whether the architecture's own key is there and not zero."""
         return bool(self._hparams.get(key))
 
+    def scales(self, key: str) -> bool:
+        """Whether the architecture's own key is a number that changes what is multiplied by it."""
+        value = self._hparams.get(key)
+        return isinstance(value, (int, float)) and value not in (0, 1)
+
+    def real_at(self, key: str, block: int) -> float:
+        """A number of one block, or of all; 0 where there is none."""
+        value = self._hparams.get(key)
+        if isinstance(value, tuple):
+            value = value[block] if block < len(value) else None
+        return float(value) if isinstance(value, (int, float)) else 0.0
+
     # Leaves
 
     def input(self, kind: int, *ne: int) -> Tensor:
@@ -201,15 +213,16 @@ class Frame:
         scaled: bool = False,
         capped: bool = False,
         rows: Tensor | None = None,
+        norm: str = "output_norm",
     ) -> None:
         """The final norm and the logits; `scaled` and `capped`: what some models do to them.
 
-        `rows`: which rows are wanted, where they are picked after the norm.
+        `rows`: which rows are wanted, where they are picked after the norm. `norm`: its name.
         """
         graph, place = self.graph, self.options.output_place
         # LFM2's files name the output norm as others name the norm of the embedding.
-        weight = self.outer_weight("output_norm.weight", place) or self.outer_weight("token_embd_norm.weight", place)
-        bias = self.outer_weight("output_norm.bias", place)
+        weight = self.outer_weight(f"{norm}.weight", place) or self.outer_weight("token_embd_norm.weight", place)
+        bias = self.outer_weight(f"{norm}.bias", place)
         normed = self.normed(source, weight, bias, None, layer_norm=layer_norm)
         if rows is not None:
             normed.is_output = True
