@@ -1,6 +1,6 @@
 """Selective state spaces: mamba and mamba2, alone and beside attention.
 
-Source: src/models/{mamba-base,mamba,mamba2,jamba,granite-hybrid,falcon-h1}.cpp.
+Source: src/models/{mamba-base,mamba,mamba2,jamba,granite-hybrid,falcon-h1,nemotron-h}.cpp.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from magnitude_tune.footprint.graph.attention import Qkv, attend, heads_of, project
-from magnitude_tune.footprint.graph.feed_forward import dense
+from magnitude_tune.footprint.graph.feed_forward import Routing, dense, experts
 from magnitude_tune.footprint.graph.frame import Cache, Frame, Layer
 from magnitude_tune.footprint.graph.recipes.transformer import Style, caches_of, feed_forward
 from magnitude_tune.footprint.graph.state import (
@@ -24,8 +24,9 @@ from magnitude_tune.footprint.graph.state import (
 )
 from magnitude_tune.footprint.graph.tensors import Tensor
 
-__all__ = ["falcon_h1", "granite_hybrid", "jamba", "mamba", "mamba2_mixer", "mamba_mixer"]
+__all__ = ["falcon_h1", "granite_hybrid", "jamba", "mamba", "mamba2_mixer", "mamba_mixer", "nemotron_h"]
 
+_MAX_EXPERTS: Final = 1024
 _SINCE: Final = (21, 0)
 """Builds up to ggml 0.20 reshape what mamba2 made, and read mamba's time step where it lies."""
 
@@ -99,6 +100,40 @@ def falcon_h1(frame: Frame) -> None:
         fed = dense(frame, layer, frame.norm(residual, layer, "ffn_norm"))
         current = graph.add(fed, residual)
     frame.output(current)
+
+
+def nemotron_h(frame: Frame) -> None:
+    """Mamba2, attention, a dense network or a mixture of experts: one of them a block."""
+    graph = frame.graph
+    current = frame.embed()
+    states, caches, out_ids = states_of(frame), caches_of(frame), frame.output_ids()
+    for layer in frame.layers:
+        normed = frame.norm(current, layer, "attn_norm")
+        if _is_recurrent(layer):
+            mixed = _mixer(frame, layer, states, normed)
+        elif "attn_output.weight" in layer.shapes:
+            mixed = _attention(frame, layer, normed, caches.of(layer), None)
+        else:
+            mixed = _latent_experts(frame, layer, normed)
+        current = graph.add(mixed, current)
+    frame.output(current, rows=out_ids)
+
+
+def _latent_experts(frame: Frame, layer: Layer, source: Tensor) -> Tensor:
+    """A network of squared activations, or experts of narrower inputs beside a shared one of the full width."""
+    graph = frame.graph
+    if "ffn_gate_inp.weight" not in layer.shapes:
+        return dense(frame, layer, source, squared=True)
+    down, up = frame.weight(layer, "ffn_latent_down.weight"), frame.weight(layer, "ffn_latent_up.weight")
+    narrow = graph.mul_mat(down, source) if down else source
+    routing = Routing(
+        used=min(max(1, frame.number_at("expert_used_count", layer.block, 1)), _MAX_EXPERTS),
+        normalised=frame.has("expert_weights_norm"),
+        scaled=frame.has("expert_weights_scale"),
+    )
+    mixed = experts(frame, layer, narrow, routing, scores=frame.linear(source, layer, "ffn_gate_inp"))
+    mixed = graph.mul_mat(up, mixed) if up else mixed
+    return graph.add(mixed, dense(frame, layer, source, "_shexp", squared=True))
 
 
 def mamba_mixer(frame: Frame, layer: Layer, states: States, source: Tensor) -> Tensor:
