@@ -15,6 +15,9 @@ _GAIN: Final = 0.015
 _STEP: Final = 64
 """Pairs lie no further apart in bytes than this part of the model, so that tight host memory finds one too."""
 
+_MANY_LAYERS: Final = 256
+"""No model known has as many; beyond them not every number of layers is looked at, whatever a header says."""
+
 _Pair = tuple[int, int]
 
 
@@ -37,10 +40,12 @@ def expert_pairs(
     dense, whole = layers.before(n_blocks), layers.before(0)
     experts = [more - less for more, less in zip(whole, dense, strict=True)]
     ends = [end for end in range(n_blocks + 1) if end == 0 or experts[end] > experts[end - 1]]
+    stride = 1 + n_all // _MANY_LAYERS
+    ends = ends[::stride]
     kept_on_cpu = {end: turn_seconds(n_all, end) for end in ends}
     longest = turn_seconds(n_all, n_blocks)
     priced: list[tuple[int, float, _Pair]] = []
-    for n_gpu_layers in counts:
+    for n_gpu_layers in sorted(counts, reverse=True)[::stride]:
         on_host = n_all - n_gpu_layers
         seconds = turn_seconds(n_gpu_layers, n_blocks) - longest
         for end in (0, *(end for end in ends if end > on_host)):

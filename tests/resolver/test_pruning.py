@@ -108,3 +108,12 @@ def test_no_placement_left_out_is_much_faster(header: ModelHeader, machine: Fing
     assert (ours is None) == (best is None)
     if ours is not None and best is not None:
         assert ours <= best * 1.03
+
+
+def test_pairs_stay_few_whatever_the_header_says() -> None:
+    """A thousand blocks of experts give hundreds of pairs, not a million; everything offloaded is one of them."""
+    subject = a_real_subject(a_model([MIB] * 1000, [MIB] * 1000, moe=A_MOE), a_machine(cards=((24 * GIB, 24 * GIB),)))
+    table = build_table(Search(subject, WORKLOAD, {"n_ubatch": N_UBATCH}), Shape(4096, 1, False))
+    pairs = {(base.settings.n_gpu_layers, base.settings.n_cpu_moe) for base in table.bases}
+    assert (1001, 0) in pairs
+    assert len(pairs) < 1000
