@@ -63,11 +63,7 @@ _OWN: Final = {
     "nemotron_h": ("mamba", "nemotron_h"),
     "nemotron_h_moe": ("mamba", "nemotron_h"),
     "plamo2": ("plamo2", "plamo2"),
-    "nemotron_h": ("mamba", "nemotron_h"),
-    "nemotron_h_moe": ("mamba", "nemotron_h"),
-    "plamo2": ("plamo2", "plamo2"),
     "lfm2": ("short_conv", "lfm2"),
-    "lfm2moe": ("short_conv", "lfm2"),
     "lfm2moe": ("short_conv", "lfm2"),
     "qwen3next": ("delta_net", "qwen3next"),
     "qwen35": ("delta_net", "qwen35"),
@@ -84,5 +80,9 @@ def recipe_of(architecture: str) -> Recipe:
     if own := _OWN.get(architecture):
         module, function = own
         return Recipe(getattr(import_module(f"{__package__}.{module}"), function), known=True)
-    style = _STYLES.get(architecture)
-    return Recipe(lambda frame: transformer(frame, style or Style()), style is not None)
+    if style := _STYLES.get(architecture):
+        return Recipe(lambda frame: transformer(frame, style), known=True)
+    mixtures = import_module(f"{__package__}.mixture")
+    if kind := mixtures.KINDS.get(architecture):
+        return Recipe(lambda frame: mixtures.mixtures(frame, kind), known=True)
+    return Recipe(lambda frame: transformer(frame, Style()), known=False)
