@@ -51,7 +51,7 @@ def dense(frame: Frame, layer: Layer, source: Tensor, suffix: str = "", *, squar
     """
     graph = frame.graph
     up = frame.linear(source, layer, f"ffn_up{suffix}")
-    down = layer.shapes.get(f"ffn_down{suffix}.weight", (up.ne[0], 1))
+    down = layer.shapes.get(f"ffn_down{suffix}.weight") or (up.ne[0], 1)
     if f"ffn_gate{suffix}.weight" in layer.shapes:
         inner = graph.gated(frame.linear(source, layer, f"ffn_gate{suffix}"), up)
     elif up.ne[0] == 2 * down[0]:
