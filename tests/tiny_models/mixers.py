@@ -185,6 +185,75 @@ def _plamo2(shape: ShapeName) -> Draft:
     return draft
 
 
+def _kimi_linear(shape: ShapeName) -> Draft:
+    """Three blocks of four have delta attention, the others latent attention."""
+    size = Size.of(shape, n_layer=6)
+    heads, head, plain, rotated, v_size, rank = size.n_head, 64, 64, 32, 64, 256
+    kinds = [1 if index % 4 == 3 else 0 for index in range(size.n_layer)]
+    n_expert, n_ff_exp = 8, 256 if shape == "small" else 2048
+    draft = Draft("kimi-linear", n_vocab=size.n_vocab)
+    draft.keys(
+        embedding_length=size.n_embd,
+        block_count=size.n_layer,
+        feed_forward_length=size.n_ff,
+        leading_dense_block_count=1,
+        attention__head_count=heads,
+        attention__head_count_kv=kinds,
+        attention__key_length=rank + rotated,
+        attention__value_length=rank,
+        attention__key_length_mla=plain + rotated,
+        attention__value_length_mla=v_size,
+        attention__kv_lora_rank=rank,
+        attention__layer_norm_rms_epsilon=1e-5,
+        rope__dimension_count=rotated,
+        ssm__conv_kernel=4,
+        kda__head_dim=head,
+        expert_count=n_expert,
+        expert_used_count=2,
+        expert_shared_count=1,
+        expert_feed_forward_length=n_ff_exp,
+        expert_weights_scale=2.5,
+        expert_gating_func=2,
+    )
+    embedding(draft, size)
+    for index, attends in enumerate(kinds):
+        block = f"blk.{index}"
+        draft.vector(f"{block}.attn_norm", size.n_embd)
+        if attends:
+            draft.matrix(f"{block}.attn_q", size.n_embd, heads * (plain + rotated))
+            draft.matrix(f"{block}.attn_kv_a_mqa", size.n_embd, rank + rotated)
+            draft.vector(f"{block}.attn_kv_a_norm", rank)
+            draft.matrix(f"{block}.attn_k_b", plain, rank, heads)
+            draft.matrix(f"{block}.attn_v_b", rank, v_size, heads)
+            draft.matrix(f"{block}.attn_output", heads * v_size, size.n_embd)
+        else:
+            _delta_attention(draft, block, size, head)
+        draft.vector(f"{block}.ffn_norm", size.n_embd)
+        if index < 1:
+            dense_ffn(draft, block, size.n_embd, size.n_ff)
+        else:
+            moe_ffn(draft, block, size.n_embd, n_ff_exp, n_expert)
+            draft.bias(f"{block}.exp_probs_b", n_expert)
+            shared_ffn(draft, block, size.n_embd, n_ff_exp)
+    output(draft, size)
+    return draft
+
+
+def _delta_attention(draft: Draft, block: str, size: Size, head: int) -> None:
+    inner = size.n_head * head
+    for name in "qkv":
+        draft.vector(f"{block}.ssm_conv1d_{name}", 4, 1, inner)
+        draft.matrix(f"{block}.attn_{name}", size.n_embd, inner)
+    for name in "fg":
+        draft.matrix(f"{block}.ssm_{name}_a", size.n_embd, head)
+        draft.matrix(f"{block}.ssm_{name}_b", head, inner)
+    draft.matrix(f"{block}.ssm_beta", size.n_embd, size.n_head)
+    draft.tensor(f"{block}.ssm_a", 1, size.n_head)
+    draft.bias(f"{block}.ssm_dt", inner)
+    draft.vector(f"{block}.ssm_norm", head)
+    draft.matrix(f"{block}.attn_output", inner, size.n_embd)
+
+
 WRITERS: Final[dict[str, Callable[[ShapeName], Draft]]] = {
     "nemotron_h": _nemotron_h,
     "nemotron_h_moe": lambda shape: _nemotron_h(shape, mixture=True),
@@ -192,4 +261,5 @@ WRITERS: Final[dict[str, Callable[[ShapeName], Draft]]] = {
     "qwen35moe": lambda shape: _qwen35(shape, mixture=True),
     "lfm2moe": _lfm2moe,
     "plamo2": _plamo2,
+    "kimi-linear": _kimi_linear,
 }
