@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tiny_models import dense, embedding, hybrid, mixers, moe, recurrent, sliding
+from tiny_models import converted, dense, embedding, hybrid, mixers, moe, recurrent, sliding
 from tiny_models.drafts import Draft, ShapeName
 
 __all__ = ["ARCHITECTURES", "ShapeName", "write"]
@@ -22,6 +22,7 @@ _WRITERS: Final[dict[str, Callable[[ShapeName], Draft]]] = {
     **recurrent.WRITERS,
     **hybrid.WRITERS,
     **mixers.WRITERS,
+    **converted.WRITERS,
     **embedding.WRITERS,
 }
 
