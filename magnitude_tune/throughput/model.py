@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from magnitude_tune.fingerprint.layouts import extra_buffers
@@ -13,13 +14,27 @@ from magnitude_tune.throughput.coefficients import Coefficients
 from magnitude_tune.throughput.costs import model_costs
 from magnitude_tune.throughput.physics import BatchSeconds, StepSeconds, prompt_seconds, token_seconds
 from magnitude_tune.throughput.placement import Plan, make_plan
+from magnitude_tune.throughput.posterior import Row
 from magnitude_tune.throughput.rates import device_rates, host_rates
 from magnitude_tune.throughput.ready import ready_seconds
-from magnitude_tune.throughput.refine import NO_MEASUREMENTS, Calibration, Quantity, calibrate, exact_key
+from magnitude_tune.throughput.refine import (
+    Calibration,
+    Estimate,
+    Features,
+    Place,
+    Quantity,
+    calibrate,
+    exact_key,
+    features_of,
+    rows_of_evidence,
+)
 from magnitude_tune.throughput.repack import repackable_types
-from magnitude_tune.throughput.values import Basis, Evidence, Interval, Speed, SpeedModel
+from magnitude_tune.throughput.values import Basis, Evidence, Interval, Speed
 
-__all__ = ["PhysicsModel", "speed_model"]
+__all__ = ["OtherRows", "PhysicsModel", "speed_model"]
+
+OtherRows = Mapping[Quantity, Sequence[Sequence[Row]]]
+"""What other models' runs gave on this machine: rows by quantity, a group for each model."""
 
 _BASES: Final[tuple[Basis, ...]] = ("shipped", "refined", "measured")
 
@@ -32,14 +47,19 @@ def speed_model(
     evidence: tuple[Evidence, ...] = (),
     *,
     n_prompt: int = REFERENCE_TURN.n_prompt,
-) -> SpeedModel:
+    others: OtherRows | None = None,
+) -> PhysicsModel:
     """Prepare the speed of one model on one machine.
 
     `machine.devices` are the accelerators that this engine can use, in its order; devices that settings name beside
     them are ignored. Without an `engine`, a build made for this CPU is assumed. `evidence` are measurements of this
-    model, machine and engine, of prompts of `n_prompt` tokens; those on devices that are gone do not count.
+    model, machine and engine, of prompts of `n_prompt` tokens; those on devices that are gone do not count. `others`
+    are what other models' runs gave on this machine, a group for each.
     """
-    return PhysicsModel(header, machine, engine, coefficients, evidence, n_prompt=n_prompt)
+    model = PhysicsModel(header, machine, engine, coefficients, n_prompt=n_prompt)
+    if evidence or others:
+        model.learn(evidence, others)
+    return model
 
 
 class PhysicsModel:
@@ -55,9 +75,8 @@ class PhysicsModel:
         machine: Fingerprint,
         engine: EngineFacts | None,
         coefficients: Coefficients,
-        evidence: tuple[Evidence, ...],
         *,
-        n_prompt: int,
+        n_prompt: int = REFERENCE_TURN.n_prompt,
     ) -> None:
         self._measured_prompt = max(1, n_prompt)
         repackable = repackable_types(extra_buffers(engine, machine.cpu), machine.cpu.features, header.n_vocab)
@@ -71,32 +90,45 @@ class PhysicsModel:
         self._tokens: dict[tuple[object, ...], StepSeconds] = {}
         self._prompts: dict[tuple[object, ...], tuple[BatchSeconds, ...]] = {}
         self._threads: dict[int, tuple[float, float, float]] = {}
-        self._calibration = Calibration(tg=NO_MEASUREMENTS, pp=NO_MEASUREMENTS, ready={}, n_runs=0)
-        here = tuple(item for item in evidence if all(name in self._devices for name in item.settings.devices))
-        if here:
-            self._calibration = calibrate(here, self._predicted, self._shipped_factor, coefficients.doubt)
-        self._tg_scale = math.exp(-self._calibration.tg.log_factor)
-        self._pp_scale = math.exp(-self._calibration.pp.log_factor)
+        self._over_rpc: dict[tuple[str, ...], bool] = {}
+        self.calibration = Calibration()
+
+    def learn(self, evidence: Sequence[Evidence], others: OtherRows | None = None) -> None:
+        """Refine every prediction by these measurements; what was learned before is forgotten."""
+        usable = self._of_devices_here(evidence)
+        self.calibration = calibrate(usable, self._estimate(), self._coefficients.doubt, others)
+
+    def rows(self, evidence: Sequence[Evidence], quantity: Quantity) -> tuple[Row, ...]:
+        """What these measurements say beside the shipped prediction, for other models on this machine."""
+        usable = self._of_devices_here(evidence)
+        return rows_of_evidence(usable, quantity, self._estimate(), self._coefficients.doubt)
+
+    def shipped_rate(self, settings: Settings, quantity: Quantity, depth: int = 0) -> float:
+        """Tokens/second before any correction; prompts as long as the measured ones."""
+        n_threads = settings.n_threads if quantity == "tg" else settings.n_threads_batch
+        host, elsewhere = self._seconds(settings, quantity, n_threads, self._measured_prompt, depth)
+        return (1 if quantity == "tg" else self._measured_prompt) / (host + elsewhere)
 
     def tg_seconds(self, settings: Settings, n_threads: int, depth: int = 0) -> float:
         """Seconds for one generated token after `depth` tokens, with that many threads."""
-        exact = self._calibration.tg.exact
-        if exact and depth == 0 and (rate := exact.get(exact_key(settings, "tg", n_threads))):
+        known = self.calibration.tg
+        if known is None:
+            step = self._token(settings, depth)
+            return step.on_host(self._share(n_threads)) + step.elsewhere
+        if depth == 0 and (rate := known.exact.get(exact_key(settings, "tg", n_threads))):
             return 1.0 / rate[0]
-        step = self._token(settings, depth)
-        return (step.on_host(self._share(n_threads)) + step.elsewhere) * self._tg_scale
+        seconds = self._seconds(settings, "tg", n_threads, 1, depth)
+        return sum(seconds) * math.exp(-known.shift(self._features(settings, "tg", n_threads, seconds, depth)))
 
     def pp_seconds(self, settings: Settings, n_threads_batch: int, n_prompt: int, depth: int = 0) -> float:
         """Seconds to read `n_prompt` tokens after `depth` tokens, with that many threads."""
-        exact = self._calibration.pp.exact
-        if exact and depth == 0 and (rate := exact.get(exact_key(settings, "pp", n_threads_batch))):
+        known = self.calibration.pp
+        if known is not None and depth == 0 and (rate := known.exact.get(exact_key(settings, "pp", n_threads_batch))):
             return n_prompt / rate[0]
-        threads = self._share(n_threads_batch)
-        total = 0.0
-        for batch in self._prompt(settings, n_prompt, depth):
-            step = batch.seconds
-            total += batch.times * (step.on_host(threads) + step.elsewhere)
-        return total * self._pp_scale
+        seconds = self._seconds(settings, "pp", n_threads_batch, n_prompt, depth)
+        if known is None:
+            return sum(seconds)
+        return sum(seconds) * math.exp(-known.shift(self._features(settings, "pp", n_threads_batch, seconds, depth)))
 
     def speed(self, settings: Settings, workload: Workload) -> Speed:
         """Everything, with 90 % intervals: rates by their factors, sums of times by the sums of their ends."""
@@ -110,46 +142,89 @@ class PhysicsModel:
             ttft_seconds=_turn(workload.n_prompt, pp, 1, tg),
             turn_seconds=_turn(workload.n_prompt, pp, workload.n_gen, tg),
             ready_seconds=self._ready(settings),
-            n_runs=self._calibration.n_runs,
+            n_runs=self.calibration.n_runs,
         )
 
-    def _interval(self, settings: Settings, quantity: Quantity, rate: float) -> Interval:
-        known = self._calibration.tg if quantity == "tg" else self._calibration.pp
+    def rate_interval(self, settings: Settings, quantity: Quantity, depth: int = 0) -> Interval:
+        """Tokens/second with the 90 % interval, prompts as long as the measured ones."""
+        n_prompt = self._measured_prompt
+        if quantity == "tg":
+            return self._interval(settings, "tg", 1.0 / self.tg_seconds(settings, settings.n_threads, depth), depth)
+        seconds = self.pp_seconds(settings, settings.n_threads_batch, n_prompt, depth)
+        return self._interval(settings, "pp", n_prompt / seconds, depth)
+
+    def _interval(self, settings: Settings, quantity: Quantity, rate: float, depth: int = 0) -> Interval:
+        known = self.calibration.tg if quantity == "tg" else self.calibration.pp
+        if known is None:
+            factor = self._shipped_factor(settings, quantity)
+            return Interval(rate, rate / factor, rate * factor, "shipped")
         n_threads = settings.n_threads if quantity == "tg" else settings.n_threads_batch
-        if known.exact and (measured := known.exact.get(exact_key(settings, quantity, n_threads))):
+        if depth == 0 and (measured := known.exact.get(exact_key(settings, quantity, n_threads))):
             value, low, high = measured
             again = self._coefficients.doubt.rerun_factor_90
             return Interval(value, min(low, value / again), max(high, value * again), "measured")
-        factor = known.factor_90(self._shipped_factor(settings, quantity), settings)
-        return Interval(rate, rate / factor, rate * factor, "refined" if known.exact else "shipped")
+        seconds = self._seconds(settings, quantity, n_threads, self._measured_prompt, depth)
+        factor = known.factor_90(self._features(settings, quantity, n_threads, seconds, depth))
+        return Interval(rate, rate / factor, rate * factor, "refined")
 
     def _ready(self, settings: Settings) -> Interval:
         plan = self._plan(settings)
         warm, cold = ready_seconds(self._header, plan, settings, self._coefficients.ready, self._disk)
-        runs = self._calibration.ready.get(exact_key(settings, "ready", 0))
+        runs = self.calibration.ready.get(exact_key(settings, "ready", 0))
         if runs:
             value = sorted(runs)[len(runs) // 2]
             return Interval(value, min(warm, *runs), max(cold, *runs), "measured")
         return Interval(math.sqrt(warm * cold), warm, cold, "shipped")
 
-    def _predicted(self, settings: Settings, quantity: Quantity) -> float:
-        """The rate before any correction; prompts as long as the measured ones."""
-        host, elsewhere = self._seconds(settings, quantity)
-        return (1 if quantity == "tg" else self._measured_prompt) / (host + elsewhere)
+    def _of_devices_here(self, evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
+        return tuple(item for item in evidence if all(name in self._devices for name in item.settings.devices))
 
-    def _seconds(self, settings: Settings, quantity: Quantity) -> tuple[float, float]:
-        """Seconds on the host and elsewhere, before any correction."""
+    def _estimate(self) -> Estimate:
+        def features(item: Evidence, quantity: Quantity) -> Features:
+            n_threads = item.settings.n_threads if quantity == "tg" else item.settings.n_threads_batch
+            seconds = self._seconds(item.settings, quantity, n_threads, self._measured_prompt, item.depth)
+            return self._features(item.settings, quantity, n_threads, seconds, item.depth)
+
+        def doubts(quantity: Quantity) -> tuple[float, float]:
+            kinds = {device.kind_name: device.guessed for device in self._devices.values()}
+            devices = (self._doubt(name, quantity, guessed) for name, guessed in kinds.items())
+            return self._doubt("cpu", quantity, self._host.guessed), max(devices, default=0.0)
+
+        return Estimate(
+            rate=lambda item, quantity: self.shipped_rate(item.settings, quantity, item.depth),
+            features=features,
+            doubts=doubts,
+        )
+
+    def _features(
+        self, settings: Settings, quantity: Quantity, n_threads: int, seconds: tuple[float, float], depth: int
+    ) -> Features:
+        host, elsewhere = seconds
+        over_rpc = self._over_rpc.get(settings.devices)
+        if over_rpc is None:
+            used = (self._devices[name] for name in settings.devices if name in self._devices)
+            over_rpc = self._over_rpc[settings.devices] = any(device.kind_name == "rpc" for device in used)
+        place = Place(host / (host + elsewhere), self._host.cores, over_rpc)
+        return features_of(settings, quantity, place, n_threads, depth)
+
+    def _seconds(
+        self, settings: Settings, quantity: Quantity, n_threads: int, n_prompt: int, depth: int
+    ) -> tuple[float, float]:
+        """Seconds on the host and elsewhere for one token or a prompt, before any correction."""
+        threads = self._share(n_threads)
         if quantity == "tg":
-            step = self._token(settings, 0)
-            return step.on_host(self._share(settings.n_threads)), step.elsewhere
-        threads = self._share(settings.n_threads_batch)
-        prompt = self._prompt(settings, self._measured_prompt, 0)
-        host = sum(batch.times * batch.seconds.on_host(threads) for batch in prompt)
-        return host, sum(batch.times * batch.seconds.elsewhere for batch in prompt)
+            step = self._token(settings, depth)
+            return step.on_host(threads), step.elsewhere
+        host = elsewhere = 0.0
+        for batch in self._prompt(settings, n_prompt, depth):
+            host += batch.times * batch.seconds.on_host(threads)
+            elsewhere += batch.times * batch.seconds.elsewhere
+        return host, elsewhere
 
     def _shipped_factor(self, settings: Settings, quantity: Quantity) -> float:
         """Half-width of the 90 % interval: of the host and the widest device, weighted by time in logarithms."""
-        host, elsewhere = self._seconds(settings, quantity)
+        n_threads = settings.n_threads if quantity == "tg" else settings.n_threads_batch
+        host, elsewhere = self._seconds(settings, quantity, n_threads, self._measured_prompt, 0)
         places = {crossing.device.kind_name: crossing.device.guessed for crossing in self._plan(settings).crossings}
         elsewhere_doubt = max((self._doubt(name, quantity, guess) for name, guess in places.items()), default=0.0)
         host_doubt = self._doubt("cpu", quantity, self._host.guessed)

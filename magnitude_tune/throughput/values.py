@@ -38,13 +38,16 @@ class Speed(NamedTuple):
 class Evidence(NamedTuple):
     """One stored measurement of this model, machine and engine, as the speed model uses it.
 
-    Rates are medians in tokens/second with their 90 % intervals; `ready_seconds` is None where it was not measured.
+    Rates are medians in tokens/second with their 90 % intervals, after `depth` tokens of context; `ready_seconds` is
+    None where it was not measured. `same_build`: whether this build of the engine gave it, or another one.
     """
 
     settings: Settings
     pp: tuple[float, float, float] | None
     tg: tuple[float, float, float] | None
     ready_seconds: float | None
+    depth: int = 0
+    same_build: bool = True
 
 
 class SpeedModel(Protocol):
