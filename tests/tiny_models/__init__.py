@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tiny_models import converted, dense, embedding, hybrid, mixers, moe, recurrent, sliding
+from tiny_models import converted, dense, embedding, hybrid, mixers, mixtures, moe, recurrent, sliding
 from tiny_models.drafts import Draft, ShapeName
 
 __all__ = ["ARCHITECTURES", "ShapeName", "write"]
@@ -19,6 +19,7 @@ _WRITERS: Final[dict[str, Callable[[ShapeName], Draft]]] = {
     **dense.WRITERS,
     **sliding.WRITERS,
     **moe.WRITERS,
+    **mixtures.WRITERS,
     **recurrent.WRITERS,
     **hybrid.WRITERS,
     **mixers.WRITERS,
