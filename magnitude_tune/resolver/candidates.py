@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from magnitude_tune.fingerprint.layouts import extra_buffers
 from magnitude_tune.fingerprint.values import HOST_BUFFER_BACKENDS
-from magnitude_tune.header.values import ModelHeader
+from magnitude_tune.header.values import Attention, ModelHeader
 from magnitude_tune.request import LoadMode, Settings, Workload, layers_per_device
 from magnitude_tune.resolver.kv_types import PLAIN_TYPES
 from magnitude_tune.resolver.placements import Group, Placement, device_groups
@@ -21,7 +21,18 @@ from magnitude_tune.resolver.subject import Subject
 if TYPE_CHECKING:
     from magnitude_tune.resolver.splits import Splits
 
-__all__ = ["MU_SLACK", "TIE", "Base", "Candidate", "Family", "Search", "Shape", "Table", "candidate_families"]
+__all__ = [
+    "MU_SLACK",
+    "TIE",
+    "Base",
+    "Candidate",
+    "Family",
+    "Search",
+    "Shape",
+    "Table",
+    "can_repack",
+    "candidate_families",
+]
 
 UBATCHES: Final = (64, 128, 256, 512, 1024, 2048)
 BATCH: Final = 512
@@ -229,12 +240,24 @@ def _flash_attention(search: Search, shape: Shape, placement: Placement) -> tupl
     return (True,) if placement.n_gpu_layers else (True, False)
 
 
+def can_repack(subject: Subject) -> bool:
+    """Whether the engine has a layout to repack this model's weights into.
+
+    MLA multiplies by stacked matrices that AMX buffers take and then cannot compute with: the engine aborts while it
+    makes the context (seen at ggml 0.20.0 and 0.25.3).
+    """
+    buffers = extra_buffers(subject.engine, subject.machine.cpu)
+    return bool(buffers) and not (
+        "amx" in buffers and any(layer.attention is Attention.MLA for layer in subject.header.layers)
+    )
+
+
 def _repacking(search: Search, placement: Placement, group: Group | None) -> tuple[bool, ...]:
     """Off; on too where the engine has layouts to repack into and the CPU keeps layers in memory of its own.
 
     Beside a device with host buffers the CPU's weights lie there, and are never repacked.
     """
-    possible = bool(extra_buffers(search.subject.engine, search.subject.machine.cpu))
+    possible = can_repack(search.subject)
     if (pinned := search.pins.get("repack")) is not None:
         return (bool(pinned) and possible,)
     keeps_layers = placement.n_gpu_layers < search.subject.header.all_layers or placement.n_cpu_moe > 0

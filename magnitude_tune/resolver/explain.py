@@ -10,7 +10,7 @@ from magnitude_tune.fingerprint.layouts import extra_buffers
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.magnitude import thread_cap
 from magnitude_tune.request import DEFAULT_N_CTX, Request, Settings
-from magnitude_tune.resolver.candidates import Shape
+from magnitude_tune.resolver.candidates import Shape, can_repack
 from magnitude_tune.resolver.nearby import Nearby
 from magnitude_tune.resolver.prompt_cache import CACHE_SIZES_MIB, CHECKPOINTS, needs_checkpoints
 from magnitude_tune.resolver.subject import Subject
@@ -147,6 +147,8 @@ def _repack(explained: Explained) -> str:
     if not extra_buffers(engine, explained.subject.machine.cpu):
         problem = engine.extra_buffers_problem if engine else None
         return problem or "the engine has no layout to repack into on this CPU"
+    if not can_repack(explained.subject):
+        return "the engine aborts with repacked weights of this attention (MLA)"
     if explained.best.repack:
         return "given up: memory does not hold the copy"
     return "gains less than 3 % of the turn time"

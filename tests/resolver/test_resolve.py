@@ -10,7 +10,7 @@ from resolver.stand_ins import A_MOE, PlainSpeed, a_header, a_machine, a_subject
 from magnitude_tune.errors import DoesNotFitError, UsageError
 from magnitude_tune.findings import Finding, Place, Rule
 from magnitude_tune.fingerprint.values import Fact
-from magnitude_tune.header.values import LayerKv
+from magnitude_tune.header.values import Attention, LayerKv
 from magnitude_tune.request import ALL_LAYERS, Pin, Request, Settings, Target
 from magnitude_tune.resolver.resolve import resolve
 from magnitude_tune.resolver.subject import Subject
@@ -222,6 +222,16 @@ def test_repacked_copy_is_the_first_thing_given_up() -> None:
     assert not resolution.settings.repack
     assert resolution.given_up[0] == "repacked copy of the weights"
     assert resolve(a_subject(machine=a_machine(total=16 * GIB)), Request()).settings.repack
+
+
+@pytest.mark.parametrize(("buffers", "repacks"), [(("amx", "cpu_repack"), False), (("cpu_repack",), True)])
+def test_latent_attention_is_never_repacked_for_amx(buffers: tuple[str, ...], repacks: bool) -> None:
+    """The engine aborts with MLA's stacked matrices in an AMX buffer: the plan leaves repacking off and says why."""
+    layer = LayerKv(Attention.MLA, 16, 1, 576, 0)
+    subject = a_subject(a_header(layers=(layer,) * 28), engine=an_engine(extra_buffers=buffers))
+    resolution = resolve(subject, Request())
+    assert resolution.settings.repack is repacks
+    assert ("MLA" in resolution.reasons["repack"]) is not repacks
 
 
 def test_prompt_cache_is_sized_to_what_is_left() -> None:
