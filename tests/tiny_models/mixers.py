@@ -185,13 +185,16 @@ def _plamo2(shape: ShapeName) -> Draft:
     return draft
 
 
-def _kimi_linear(shape: ShapeName) -> Draft:
+def _kimi_linear(shape: ShapeName, *, bailing: bool = False) -> Draft:
     """Three blocks of four have delta attention, the others latent attention."""
     size = Size.of(shape, n_layer=6)
     heads, head, plain, rotated, v_size, rank = size.n_head, 64, 64, 32, 64, 256
     kinds = [1 if index % 4 == 3 else 0 for index in range(size.n_layer)]
     n_expert, n_ff_exp = 8, 256 if shape == "small" else 2048
-    draft = Draft("kimi-linear", n_vocab=size.n_vocab)
+    draft = Draft("bailingmoe3" if bailing else "kimi-linear", n_vocab=size.n_vocab)
+    if bailing:
+        draft.keys(kda__safe_gate=True, kda__gate_lower_bound=-5.0, expert_weights_norm=True)
+        draft.keys(expert_shared_feed_forward_length=n_ff_exp)
     draft.keys(
         embedding_length=size.n_embd,
         block_count=size.n_layer,
@@ -226,8 +229,10 @@ def _kimi_linear(shape: ShapeName) -> Draft:
             draft.matrix(f"{block}.attn_k_b", plain, rank, heads)
             draft.matrix(f"{block}.attn_v_b", rank, v_size, heads)
             draft.matrix(f"{block}.attn_output", heads * v_size, size.n_embd)
+            if bailing:
+                draft.matrix(f"{block}.attn_gate", size.n_embd, heads)
         else:
-            _delta_attention(draft, block, size, head)
+            _delta_attention(draft, block, size, head, low_rank=not bailing)
         draft.vector(f"{block}.ffn_norm", size.n_embd)
         if index < 1:
             dense_ffn(draft, block, size.n_embd, size.n_ff)
@@ -239,14 +244,15 @@ def _kimi_linear(shape: ShapeName) -> Draft:
     return draft
 
 
-def _delta_attention(draft: Draft, block: str, size: Size, head: int) -> None:
+def _delta_attention(draft: Draft, block: str, size: Size, head: int, *, low_rank: bool) -> None:
     inner = size.n_head * head
     for name in "qkv":
         draft.vector(f"{block}.ssm_conv1d_{name}", 4, 1, inner)
         draft.matrix(f"{block}.attn_{name}", size.n_embd, inner)
     for name in "fg":
-        draft.matrix(f"{block}.ssm_{name}_a", size.n_embd, head)
-        draft.matrix(f"{block}.ssm_{name}_b", head, inner)
+        draft.matrix(f"{block}.ssm_{name}_a", size.n_embd, head if low_rank else inner)
+        if low_rank:
+            draft.matrix(f"{block}.ssm_{name}_b", head, inner)
     draft.matrix(f"{block}.ssm_beta", size.n_embd, size.n_head)
     draft.tensor(f"{block}.ssm_a", 1, size.n_head)
     draft.bias(f"{block}.ssm_dt", inner)
@@ -262,4 +268,5 @@ WRITERS: Final[dict[str, Callable[[ShapeName], Draft]]] = {
     "lfm2moe": _lfm2moe,
     "plamo2": _plamo2,
     "kimi-linear": _kimi_linear,
+    "bailingmoe3": lambda shape: _kimi_linear(shape, bailing=True),
 }

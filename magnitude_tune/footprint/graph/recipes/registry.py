@@ -64,6 +64,7 @@ _OWN: Final = {
     "nemotron_h_moe": ("mamba", "nemotron_h"),
     "plamo2": ("plamo2", "plamo2"),
     "kimi-linear": ("kimi_linear", "kimi_linear"),
+    "bailingmoe3": ("kimi_linear", "bailingmoe3"),
     "lfm2": ("short_conv", "lfm2"),
     "lfm2moe": ("short_conv", "lfm2"),
     "qwen3next": ("delta_net", "qwen3next"),
