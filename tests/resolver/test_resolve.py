@@ -231,7 +231,8 @@ def test_latent_attention_is_never_repacked_for_amx(buffers: tuple[str, ...], re
     subject = a_subject(a_header(layers=(layer,) * 28), engine=an_engine(extra_buffers=buffers))
     resolution = resolve(subject, Request())
     assert resolution.settings.repack is repacks
-    assert ("MLA" in resolution.reasons["repack"]) is not repacks
+    reason = next(reason.text for reason in resolution.reasons if reason.setting == "repack")
+    assert ("MLA" in reason) is not repacks
 
 
 def test_prompt_cache_is_sized_to_what_is_left() -> None:
