@@ -13,7 +13,10 @@ __all__ = ["Cache", "Frame", "Layer", "Options"]
 
 
 class Layer(NamedTuple):
-    """One block: its number, its tensors' shapes by name, what it caches, and where it is."""
+    """One block: its number, its tensors' shapes by name, what it caches, and where it is.
+
+    `stands_for`: how many blocks of its like it stands for, where the recipe counts them.
+    """
 
     block: int
     shapes: Mapping[str, tuple[int, ...]]
@@ -21,6 +24,7 @@ class Layer(NamedTuple):
     place: int
     is_last: bool
     slides: bool
+    stands_for: int = 1
 
 
 class Options(NamedTuple):

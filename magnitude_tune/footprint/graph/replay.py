@@ -35,11 +35,12 @@ _NO_KV: Final = LayerKv(Attention.NONE, 0, 0, 0, 0)
 
 
 class _Kept(NamedTuple):
-    """A block that stands for its like: its number, where it is, and whether it is the last."""
+    """A block that stands for its like: its number, where it is, whether it is the last, and for how many it stands."""
 
     block: int
     place: int
     is_last: bool
+    stands_for: int = 1
 
 
 class Replay:
@@ -50,6 +51,8 @@ class Replay:
         self._ggml = ggml
         self._recipe = recipe_of(header.architecture)
         self._n_blocks = max(0, header.block_count - max(0, header.nextn_predict_layers))
+        full = (index for index, layer in enumerate(header.layers, start=1) if layer.attention is Attention.FULL)
+        self._period = next(full, 1)
         self._kinds = [self._kind(index) for index in range(self._n_blocks)]
         self._first_of_kind = {kind: index for index, kind in reversed([*enumerate(self._kinds)])}
         self._blocks: dict[Placement, tuple[_Kept, ...]] = {}
@@ -94,6 +97,7 @@ class Replay:
                 place=kept.place,
                 is_last=kept.is_last,
                 slides=self._slides(kept.block),
+                stands_for=kept.stands_for,
             )
             for kept in blocks
         )
@@ -121,7 +125,8 @@ class Replay:
         Each is named by the first of its kind, so that placements of one pattern share one graph.
         """
         seen: dict[tuple[object, ...], int] = {}
-        kept = []
+        last_of: dict[tuple[object, ...], int] = {}
+        kept: list[_Kept] = []
         before: object = None
         for block, here in enumerate(zip(self._kinds, _places(placement, self._n_blocks), strict=True)):
             is_last = block == self._n_blocks - 1
@@ -129,19 +134,28 @@ class Replay:
             recurs = before == here and self._kv(block).attention in _RECURRENT
             if is_last or times < (_RECURRENT_ALIKE if recurs else _BLOCKS_ALIKE):
                 seen[before, here] = times + 1
+                last_of[before, here] = len(kept)
                 kept.append(_Kept(self._first_of_kind[here[0]], here[1], is_last))
+            elif self._recipe.counts:
+                index = last_of[before, here]
+                kept[index] = kept[index]._replace(stands_for=kept[index].stands_for + 1)
             before = here
         return tuple(kept)
 
     def _kind(self, index: int) -> tuple[object, ...]:
         of_block = self._header.shapes.kind_of_block
-        return (of_block[index] if index < len(of_block) else -1, self._kv(index), self._slides(index))
+        shapes = of_block[index] if index < len(of_block) else -1
+        return (shapes, self._kv(index), self._slides(index), index < self._recipe.turns_at)
 
     def _kv(self, index: int) -> LayerKv:
         return self._header.layers[index] if index < len(self._header.layers) else _NO_KV
 
     def _slides(self, index: int) -> bool:
-        return self._kv(index).attention is Attention.SLIDING and self._header.sliding_window > 0
+        attention = self._kv(index).attention
+        if attention is Attention.SHARED:
+            # Blocks that read another's cache keep the pattern of those that have one: its last is full.
+            attention = self._kv(index % self._period).attention
+        return attention is Attention.SLIDING and self._header.sliding_window > 0
 
 
 def _places(placement: Placement, n_blocks: int) -> list[int]:

@@ -13,10 +13,19 @@ __all__ = ["Recipe", "recipe_of"]
 
 
 class Recipe(NamedTuple):
-    """How to build a graph; `known` is False where an architecture is only taken to be an ordinary transformer."""
+    """How to build a graph.
+
+    Args:
+        build: lists its tensors.
+        known: False where an architecture is only taken to be an ordinary transformer.
+        turns_at: the number of the block from which on blocks do otherwise than those before with the same tensors.
+        counts: whether the number of like blocks matters.
+    """
 
     build: Callable[[Frame], None]
     known: bool
+    turns_at: int = 0
+    counts: bool = False
 
 
 _GEMMA: Final = Style(embed_scaled=True, q_scaled=True)
@@ -65,6 +74,7 @@ _OWN: Final = {
     "plamo2": ("plamo2", "plamo2"),
     "kimi-linear": ("kimi_linear", "kimi_linear"),
     "bailingmoe3": ("kimi_linear", "bailingmoe3"),
+    "minimax-01": ("lightning", "minimax_01"),
     "lfm2": ("short_conv", "lfm2"),
     "lfm2moe": ("short_conv", "lfm2"),
     "qwen3next": ("delta_net", "qwen3next"),
@@ -76,12 +86,15 @@ _OWN: Final = {
     "arwkv7": ("rwkv", "arwkv7"),
 }
 
+_TURNS_AT: Final = {"gemma3n": 10}
+
 
 def recipe_of(architecture: str) -> Recipe:
     """The recipe of an architecture."""
     if own := _OWN.get(architecture):
         module, function = own
-        return Recipe(getattr(import_module(f"{__package__}.{module}"), function), known=True)
+        build = getattr(import_module(f"{__package__}.{module}"), function)
+        return Recipe(build, True, _TURNS_AT.get(architecture, 0), counts=module == "per_layer")
     if style := _STYLES.get(architecture):
         return Recipe(lambda frame: transformer(frame, style), known=True)
     mixtures = import_module(f"{__package__}.mixture")

@@ -14,10 +14,10 @@ from magnitude_tune.footprint.graph.feed_forward import Routing, dense, experts
 from magnitude_tune.footprint.graph.frame import Cache, Frame, Layer
 from magnitude_tune.footprint.graph.tensors import Tensor
 
-__all__ = ["Caches", "Style", "block", "caches_of", "transformer"]
+__all__ = ["MAX_EXPERTS", "Caches", "Style", "block", "caches_of", "transformer"]
 
 
-_MAX_EXPERTS: Final = 1024
+MAX_EXPERTS: Final = 1024
 
 
 class Style(NamedTuple):
@@ -143,7 +143,7 @@ def feed_forward(frame: Frame, layer: Layer, source: Tensor, style: Style) -> Te
     if "ffn_gate_inp.weight" not in layer.shapes:
         return dense(frame, layer, source, squared=style.squared)
     routing = Routing(
-        used=min(max(1, frame.number_at("expert_used_count", layer.block, 1)), _MAX_EXPERTS),
+        used=min(max(1, frame.number_at("expert_used_count", layer.block, 1)), MAX_EXPERTS),
         softmax_late=style.softmax_late,
         normalised=style.normalised,
         scaled=frame.has("expert_weights_scale"),
