@@ -260,6 +260,29 @@ def _delta_attention(draft: Draft, block: str, size: Size, head: int, *, low_ran
     draft.matrix(f"{block}.attn_output", inner, size.n_embd)
 
 
+def _minimax_01(shape: ShapeName) -> Draft:
+    """Linear attention in two blocks of three; experts in all."""
+    size = Size.of(shape, n_layer=6, n_ff=256 if shape == "small" else 1024)
+    n_expert, inner = 8, size.n_head * size.head
+    draft = start("minimax-01", size)
+    draft.keys(residual_scale=3.5, full_attention_interval=3, expert_count=n_expert, expert_used_count=2)
+    embedding(draft, size)
+    for index in range(size.n_layer):
+        block = f"blk.{index}"
+        draft.vector(f"{block}.attn_norm", size.n_embd)
+        if index % 3 == 2:
+            attention(draft, block, size)
+        else:
+            draft.vector(f"{block}.attn_norm_2", inner)
+            draft.matrix(f"{block}.attn_qkv", size.n_embd, 3 * inner)
+            draft.matrix(f"{block}.attn_gate", size.n_embd, inner)
+            draft.matrix(f"{block}.attn_output", inner, size.n_embd)
+        draft.vector(f"{block}.ffn_norm", size.n_embd)
+        moe_ffn(draft, block, size.n_embd, size.n_ff, n_expert)
+    output(draft, size)
+    return draft
+
+
 WRITERS: Final[dict[str, Callable[[ShapeName], Draft]]] = {
     "nemotron_h": _nemotron_h,
     "nemotron_h_moe": lambda shape: _nemotron_h(shape, mixture=True),
@@ -268,5 +291,6 @@ WRITERS: Final[dict[str, Callable[[ShapeName], Draft]]] = {
     "lfm2moe": _lfm2moe,
     "plamo2": _plamo2,
     "kimi-linear": _kimi_linear,
+    "minimax-01": _minimax_01,
     "bailingmoe3": lambda shape: _kimi_linear(shape, bailing=True),
 }
