@@ -111,7 +111,10 @@ _PLANS: Final[dict[str, _Plan]] = {
     "hy_v3": _Plan(dense=1, shared=True, qk_norm="head", keys={**_SIGMOID, **_ONE_SHARED}),
     "phimoe": _Plan(biases=True),
     "granitemoe": _Plan(shared=True, keys={"logit_scale": 4.0, "residual_scale": 0.2, "embedding_scale": 12.0}),
-    "grovemoe": _Plan(qk_norm="head", keys={"expert_group_scale": 0.05, "experts_per_group": 2}),
+    "grovemoe": _Plan(
+        qk_norm="head",
+        keys={"expert_group_scale": 0.05, "experts_per_group": 2, "expert_chunk_feed_forward_length": 128},
+    ),
     "mimo2": _Plan(probabilities=True, keys={**_SLIDING, "expert_gating_func": 2}),
     "step35": _Plan(
         dense=1, shared=True, probabilities=True, qk_norm="head", gate="head", keys={**_SIGMOID, **_SLIDING}
@@ -124,7 +127,7 @@ def _draft(name: str, shape: ShapeName) -> Draft:
     n_used, n_ff_exp = (2, 256) if shape == "small" else (4, 4096)
     size = Size.of(shape, n_layer=5, n_ff=1024)
     size = size._replace(n_head_kv=size.n_head if plan.equal_heads else size.n_head_kv)
-    if name in ("minimax-m2", "olmoe", "dbrx", "arctic", "phimoe", "hunyuan-moe"):
+    if name in ("minimax-m2", "olmoe", "dbrx", "arctic", "phimoe", "hunyuan-moe", "granitemoe", "llama-moe"):
         # Their experts are as wide as the plain key says.
         size = size._replace(n_ff=n_ff_exp)
     draft = start(name.removesuffix("-moe") if name == "llama-moe" else name, size, rms=plan.rms, eps=1e-5)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from magnitude_tune.footprint.graph.frame import Frame, Layer
-from magnitude_tune.footprint.graph.tensors import Tensor
+from magnitude_tune.footprint.graph.tensors import F32, I32, Tensor
 
 __all__ = ["Routing", "dense", "experts", "limited", "mixture", "routing_of"]
 
@@ -30,6 +30,8 @@ class Routing(NamedTuple):
         raw_choice: experts are chosen by the router's scores as they are.
         clamped: activations are limited by single operations instead of a fused one.
         squared: the activation is relu squared.
+        grouped: ids of the chosen experts are brought to those of their groups.
+        chosen_apart: experts are chosen by an activation of their own of the same scores.
     """
 
     used: int
@@ -42,6 +44,8 @@ class Routing(NamedTuple):
     raw_choice: bool = False
     clamped: bool = False
     squared: bool = False
+    grouped: bool = False
+    chosen_apart: bool = False
 
 
 def dense(frame: Frame, layer: Layer, source: Tensor, suffix: str = "", *, squared: bool = False) -> Tensor:
@@ -136,9 +140,13 @@ def _route(
     selection = scores if routing.raw_choice else probabilities
     if bias := frame.weight(layer, "exp_probs_b.bias"):
         selection = graph.add(probabilities, bias)
+    if routing.chosen_apart:
+        selection = graph.unary(scores)
     if routing.groups > 1:
         selection = _in_groups(frame, selection, routing)
     chosen = graph.top_k(selection, used)
+    if routing.grouped:
+        chosen = graph.cast(graph.scale(graph.cast(chosen, F32)), I32)
     weights = graph.get_rows(graph.view(probabilities, 1, n_experts, n_tokens), chosen)
     if routing.softmax_late:
         weights = graph.like("soft_max", graph.view(weights, used, n_tokens))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 from magnitude_tune.footprint.graph.attention import Heads, Qkv, attended, heads_of, project
-from magnitude_tune.footprint.graph.feed_forward import dense, experts, mixture, routing_of
+from magnitude_tune.footprint.graph.feed_forward import Routing, dense, experts, mixture, routing_of
 from magnitude_tune.footprint.graph.frame import Frame, Layer
 from magnitude_tune.footprint.graph.recipes.transformer import Caches, caches_of
 from magnitude_tune.footprint.graph.tensors import F32, Tensor
@@ -34,6 +34,7 @@ class Kind(NamedTuple):
         parallel: attention and experts read the same norm and are added together.
         early_router: experts are picked by what comes into the block.
         shared_first: the shared expert is computed before the others.
+        never_flash: the engine turns flash attention off.
     """
 
     normalised: bool | None = None
@@ -49,6 +50,7 @@ class Kind(NamedTuple):
     parallel: bool = False
     early_router: bool = False
     shared_first: bool = False
+    never_flash: bool = False
 
 
 class _Inputs(NamedTuple):
@@ -60,6 +62,7 @@ class _Inputs(NamedTuple):
     temperature: Tensor | None
 
 
+_RMS: Final = "attention.layer_norm_rms_epsilon"
 _SUMMED: Final = Kind(normalised=True)
 _PLAIN: Final = Kind(normalised=False)
 
@@ -73,7 +76,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "ernie4_5-moe": _SUMMED,
     "exaone-moe": Kind(rope="sliding"),
     "minimax-m2": _SUMMED,
-    "grok": Kind(normalised=True, embed_scaled=True, logits_scaled=True),
+    "grok": Kind(normalised=True, embed_scaled=True, logits_scaled=True, never_flash=True),
     "dbrx": Kind(normalised=True, layer_norm=True),
     "arctic": _SUMMED,
     "olmoe": _PLAIN,
@@ -95,16 +98,19 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 def mixtures(frame: Frame, kind: Kind) -> None:
     """The whole graph."""
+    if kind.never_flash:
+        frame.options = frame.options._replace(flash_attn=False)
+    layer_norm = kind.layer_norm or (kind.parallel and not frame.has(_RMS))
     current = frame.embed(scaled=kind.embed_scaled or frame.scales("embedding_scale"))
     temperature = frame.input(F32, 1, 1, frame.tokens) if kind.temperature else None
     positions, caches, out_ids = frame.positions(), caches_of(frame), frame.output_ids()
     inputs = _Inputs(positions, caches, None if kind.late_rows else out_ids, temperature)
     for layer in frame.layers:
-        block = _parallel if kind.parallel else _block
-        current = block(frame, layer, current, kind, inputs)
+        build = _parallel if kind.parallel else _arctic if "ffn_norm_exps.weight" in layer.shapes else _block
+        current = build(frame, layer, current, kind, inputs)
     frame.output(
         current,
-        layer_norm=kind.layer_norm,
+        layer_norm=layer_norm,
         scaled=kind.logits_scaled and frame.has("logit_scale"),
         capped=frame.has("final_logit_softcapping"),
         rows=out_ids if kind.late_rows else None,
@@ -128,10 +134,22 @@ def _block(frame: Frame, layer: Layer, source: Tensor, kind: Kind, inputs: _Inpu
     return graph.add(graph.scale(fed) if scaled else fed, residual)
 
 
+def _arctic(frame: Frame, layer: Layer, source: Tensor, kind: Kind, inputs: _Inputs) -> Tensor:
+    """A dense network after attention, and experts that read what comes into the block."""
+    graph = frame.graph
+    mixed = _attention(frame, layer, source, kind, inputs)
+    if layer.is_last and inputs.wanted is not None:
+        mixed, source = graph.get_rows(mixed, inputs.wanted), graph.get_rows(source, inputs.wanted)
+    residual = graph.add(mixed, source)
+    fed = graph.add(dense(frame, layer, frame.norm(residual, layer, "ffn_norm")), residual)
+    normed = frame.norm(source, layer, "ffn_norm_exps")
+    return graph.add(experts(frame, layer, normed, routing_of(frame, layer)), fed)
+
+
 def _parallel(frame: Frame, layer: Layer, source: Tensor, kind: Kind, inputs: _Inputs) -> Tensor:
     """Attention and experts beside each other, as in cohere2moe."""
     graph = frame.graph
-    layer_norm = not frame.has("attention.layer_norm_rms_epsilon")
+    layer_norm = not frame.has(_RMS)
     normed = frame.norm(source, layer, "attn_norm", layer_norm=layer_norm)
     mixed = frame.linear(_attended(frame, layer, normed, kind, inputs), layer, "attn_output")
     fed = mixture(frame, layer, normed, frame.has("expert_weights_norm"))
@@ -155,6 +173,8 @@ def _attended(frame: Frame, layer: Layer, source: Tensor, kind: Kind, inputs: _I
     graph, heads = frame.graph, heads_of(layer)
     made = _made(frame, layer, source, heads)
     rotates = kind.rope == "all" or layer.slides or inputs.caches.sliding is None
+    if kind.parallel and "ffn_gate_inp.weight" not in layer.shapes:
+        rotates = True
     q = _turned(frame, layer, (made.q, "attn_q_norm"), kind, inputs.positions if rotates else None)
     k = made.k and _turned(frame, layer, (made.k, "attn_k_norm"), kind, inputs.positions if rotates else None)
     if inputs.temperature is not None and not rotates:
@@ -220,4 +240,18 @@ def _fed(frame: Frame, layer: Layer, residual: Tensor, kind: Kind, scores: Tenso
         return graph.add(experts(frame, layer, normed, routing), shared)
     if scores is not None:
         return experts(frame, layer, normed, routing, scores=scores)
+    if "ffn_up_chexps.weight" in layer.shapes:
+        return _with_adjugates(frame, layer, normed, routing)
     return mixture(frame, layer, normed, routing=routing)
+
+
+def _with_adjugates(frame: Frame, layer: Layer, source: Tensor, routing: Routing) -> Tensor:
+    """Experts, then those that each group of experts shares, picked by the same scores."""
+    graph = frame.graph
+    scores = frame.linear(source, layer, "ffn_gate_inp")
+    routing = routing._replace(chosen_apart=True)
+    mixed = experts(frame, layer, source, routing, scores=scores)
+    n_shared = (layer.shapes["ffn_up_chexps.weight"] + (1, 1))[2]
+    routing = routing._replace(used=max(1, min(routing.used, n_shared)), grouped=True)
+    shared = experts(frame, layer, mixed, routing, suffix="_chexps", scores=scores)
+    return graph.add(mixed, graph.scale(shared))
