@@ -137,6 +137,7 @@ def bench_grid(axes: Sequence[Axis], options: BenchOptions) -> None:
 def _measure_and_show(axes: Sequence[Axis], options: BenchOptions, open_engine: Opener, *, anew: bool) -> None:
     from magnitude_tune.bench.journal import open_journal
     from magnitude_tune.cli.bench_ending import INTERRUPTED
+    from magnitude_tune.cli.bench_one import remember_runs
     from magnitude_tune.cli.console import narrate
     from magnitude_tune.errors import DoesNotFitError, EngineError
 
@@ -144,6 +145,7 @@ def _measure_and_show(axes: Sequence[Axis], options: BenchOptions, open_engine: 
     with open_journal(_key(axes, configurations, options)) as journal:
         configurations, left_out = _as_begun(journal, configurations, left_out, anew=anew)
         outcomes, interrupted, problem = _measured(configurations, options, journal, open_engine)
+        remember_runs(configurations[0].subject)
         _show(axes, outcomes, left_out, options, interrupted=interrupted or problem is not None)
         if problem is not None:
             raise problem

@@ -21,6 +21,7 @@ __all__ = [
     "RepackingCrashes",
     "bench_and_report",
     "open_as_planned",
+    "remember_runs",
     "shortage",
     "subject_of",
 ]
@@ -54,7 +55,22 @@ def bench_and_report(options: BenchOptions) -> None:
 def _measure_and_show(options: BenchOptions) -> BenchResult:
     resolved, result = _measured(options)
     keep_and_show(result.measurement, result.ending, lambda stored: _show(result, resolved, options, stored))
+    remember_runs(subject_of(resolved))
     return result
+
+
+def remember_runs(subject: Subject) -> None:
+    """Work out what the runs that are stored by now say about other settings, for the next resolve."""
+    from magnitude_tune.pipeline.history import remember
+    from magnitude_tune.pipeline.resolve import shipped_coefficients
+
+    remember(
+        subject.header,
+        subject.machine,
+        subject.engine,
+        workload=subject.resolution.workload,
+        coefficients=shipped_coefficients(),
+    )
 
 
 def _measured(options: BenchOptions) -> tuple[Resolved, BenchResult]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, Final
 
@@ -16,8 +16,12 @@ _KNOWN: Final = {field.name for field in fields(Settings)}
 _REQUIRED: Final = {field.name for field in fields(Settings) if field.default is MISSING}
 
 
-def evidence_of(rows: Iterable[Mapping[str, object]]) -> Evidence | None:
-    """The stable rows of one run as evidence; None where the settings are not ones this version understands."""
+def evidence_of(rows: Sequence[Mapping[str, object]], engine_build: str) -> Evidence | None:
+    """The stable rows of one run as evidence; None where the settings are not ones this version understands.
+
+    Args:
+        engine_build: today's; a run of another one says so.
+    """
     rates: dict[str, tuple[float, float, float]] = {}
     settings: Settings | None = None
     ready: float | None = None
@@ -29,7 +33,14 @@ def evidence_of(rows: Iterable[Mapping[str, object]]) -> Evidence | None:
             rates["tg" if row["n_gen"] else "pp"] = (median, low, high)
     if settings is None or not rates:
         return None
-    return Evidence(settings=settings, pp=rates.get("pp"), tg=rates.get("tg"), ready_seconds=ready)
+    return Evidence(
+        settings=settings,
+        pp=rates.get("pp"),
+        tg=rates.get("tg"),
+        ready_seconds=ready,
+        depth=_depth(rows[0]["n_depth"]),
+        same_build=rows[0]["engine_build"] == engine_build,
+    )
 
 
 def _settings(text: object) -> Settings | None:
@@ -45,6 +56,10 @@ def _settings(text: object) -> Settings | None:
         return Settings(**values)
     except (ValueError, TypeError, RecursionError):
         return None
+
+
+def _depth(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _positive(value: object) -> float | None:

@@ -45,7 +45,19 @@ _VERSION_2: Final = (
     "CREATE INDEX llama_bench_run ON llama_bench (run_id)",
 )
 
-MIGRATIONS: Final = (_VERSION_1, _VERSION_2)
+# What the runs of one subject come to; `newest` is the last row that it knows, `basis` the predictions it corrects.
+_VERSION_3: Final = (
+    """
+    CREATE TABLE refinements (
+        machine_hash TEXT NOT NULL, model_hash TEXT NOT NULL, engine TEXT NOT NULL, engine_build TEXT NOT NULL,
+        n_prompt INTEGER NOT NULL, n_gen INTEGER NOT NULL, basis TEXT NOT NULL,
+        newest INTEGER NOT NULL, document TEXT NOT NULL,
+        PRIMARY KEY (machine_hash, model_hash, engine, engine_build, n_prompt, n_gen)
+    )
+    """,
+)
+
+MIGRATIONS: Final = (_VERSION_1, _VERSION_2, _VERSION_3)
 """Statements that lead from each version of the schema to the next; the file's `user_version` counts them."""
 
 

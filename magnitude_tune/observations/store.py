@@ -75,7 +75,9 @@ def insert_row(connection: sqlite3.Connection, row: Mapping[str, object]) -> Non
 def evidence_for(
     model_hash: str, machine_hash: str, engine: str, engine_build: str, *, workload: Workload = REFERENCE_TURN
 ) -> tuple[Evidence, ...]:
-    """What was measured with this model, machine and engine build and may calibrate, newest first.
+    """What was measured with this model, machine and engine and may calibrate, newest first.
+
+    Runs of other builds of the engine are there too, and say so.
 
     Rates hold for the workload they were measured with: a prompt of 64 tokens is read at another rate than one of 512.
 
@@ -91,14 +93,14 @@ def evidence_for(
     with opened(connect_to_read) as connection:
         connection.row_factory = sqlite3.Row
         for row in connection.execute(
-            "SELECT run_id, n_gen, settings, median_ts, low_ts, high_ts, ready_seconds FROM llama_bench "
-            "WHERE model_hash = ? AND machine_hash = ? AND engine = ? AND engine_build = ? "
+            "SELECT run_id, n_gen, n_depth, engine_build, settings, median_ts, low_ts, high_ts, ready_seconds "
+            "FROM llama_bench WHERE model_hash = ? AND machine_hash = ? AND engine = ? "
             "AND origin = 'measured' AND n_prompt IN (0, ?) AND n_gen IN (0, ?) AND complete AND clean AND stable "
             "ORDER BY rowid DESC LIMIT ?",
-            (model_hash, machine_hash, engine, engine_build, workload.n_prompt, workload.n_gen, 2 * _MOST_RUNS),
+            (model_hash, machine_hash, engine, workload.n_prompt, workload.n_gen, 2 * _MOST_RUNS),
         ):
             runs.setdefault(row["run_id"], []).append(row)
-    found = (evidence_of(dict(row) for row in rows) for rows in runs.values())
+    found = (evidence_of([dict(row) for row in rows], engine_build) for rows in runs.values())
     return tuple(evidence for evidence in found if evidence is not None)
 
 

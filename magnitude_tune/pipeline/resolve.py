@@ -17,22 +17,22 @@ from magnitude_tune.header.cached import read_model_cached
 from magnitude_tune.header.kinds import require_runnable
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.pipeline.engine_choice import choose_engine, machine_for_engine
+from magnitude_tune.pipeline.history import learn
 from magnitude_tune.pipeline.layers import build_request, config_layer, environment_layer, flag_layer, user_layer
 from magnitude_tune.pipeline.machine import find_machine
-from magnitude_tune.request import NO_COMPANIONS, Companions, Request, Workload
+from magnitude_tune.request import NO_COMPANIONS, Companions, Request
 from magnitude_tune.resolver.resolve import resolve
 from magnitude_tune.resolver.subject import Subject
 from magnitude_tune.resolver.values import Resolution
 from magnitude_tune.storage import shipped_dir
 from magnitude_tune.throughput.coefficients import Coefficients, parse_coefficients
 from magnitude_tune.throughput.model import speed_model
-from magnitude_tune.throughput.values import Evidence
 
 if TYPE_CHECKING:
     from magnitude_tune.agents.detect import AgentRequest
     from magnitude_tune.footprint.companions import Beside
 
-__all__ = ["ResolveOptions", "Resolved", "resolve_request"]
+__all__ = ["ResolveOptions", "Resolved", "read_request", "resolve_request", "shipped_coefficients"]
 
 
 class ResolveOptions(NamedTuple):
@@ -101,15 +101,17 @@ def resolve_request(options: ResolveOptions) -> Resolved:
     beside = _beside(request, header)
     running = engine if beside is None or engine is None else beside.named(engine)
     with_history = options.history and options.sysroot is None
-    evidence, about_history = history(header, machine, running, request.workload) if with_history else ((), ())
+    coefficients = shipped_coefficients()
+    speed = speed_model(header, machine, engine, coefficients, n_prompt=request.workload.n_prompt)
+    about_history: tuple[Finding, ...] = ()
+    if with_history:
+        about_history = learn(speed, header, machine, running, workload=request.workload, coefficients=coefficients)
     subject = Subject(
         header=header,
         machine=machine,
         engine=engine,
         footprint=footprint_model(header, machine, engine),
-        speed=speed_model(
-            header, machine, engine, shipped_coefficients(), evidence, n_prompt=request.workload.n_prompt
-        ),
+        speed=speed,
     )
     known = (*found.notes, *about_engine, *_about_model(header), *_about_environment(), *about_history)
     resolution, companions = _resolution(options, request, subject, known, beside)
@@ -202,21 +204,6 @@ def wanted_engine(request: Request, *, rpc: bool, engine_path: bool) -> str | No
             hint="leave the engine unset",
         )
     return "llama_server"
-
-
-def history(
-    header: ModelHeader, machine: Fingerprint, engine: EngineFacts | None, workload: Workload
-) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
-    """What was measured with this model, machine, engine and workload; a store that cannot be read is a finding."""
-    if engine is None:
-        return (), ()
-    from magnitude_tune.observations.store import evidence_for
-
-    try:
-        found = evidence_for(header.content_hash, machine.machine_hash, engine.name, engine.build, workload=workload)
-    except UsageError as error:
-        return (), (Finding(Rule.PROBE_FAILED, f"planned without what was measured here: {error}", fix=error.hint),)
-    return found, ()
 
 
 def shipped_coefficients() -> Coefficients:

@@ -32,9 +32,11 @@ def resolution_text(resolved: Resolved, *, explain: bool) -> str:
 
 
 def basis_text(speed: Speed, interval: Interval) -> str:
-    """`predicted (shipped)`, `predicted (3 runs here)` or `measured`."""
+    """`predicted (shipped)`, `predicted (3 runs here)`, or `measured`; where only other models ran here, that."""
     if interval.basis == "measured":
         return "measured"
+    if interval.basis == "refined" and not speed.n_runs:
+        return "predicted (other models here)"
     if interval.basis == "refined":
         return f"predicted ({speed.n_runs} run{'s' if speed.n_runs != 1 else ''} here)"
     return "predicted (shipped)"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from operator import mul
 from typing import Final, NamedTuple
 
 __all__ = ["Posterior", "Row", "update"]
@@ -48,14 +47,19 @@ class Posterior(NamedTuple):
 
     def shift(self, features: Sequence[float]) -> float:
         """What to add to the logarithm of the predicted rate."""
-        return sum(map(mul, self.mean, features))
+        return _dot(self.mean, features)
 
     def variance(self, features: Sequence[float]) -> float:
         """Variance of the logarithm of measured over refined, for a setting with those features."""
-        known = sum(
-            one * sum(map(mul, row, features)) for one, row in zip(features, self.covariance, strict=True) if one
-        )
+        known = sum(one * _dot(row, features) for one, row in zip(features, self.covariance, strict=True) if one)
         return max(known, 0.0) + self.own_variance
+
+
+def _dot(one: Sequence[float], other: Sequence[float]) -> float:
+    total = 0.0
+    for a, b in zip(one, other, strict=True):
+        total += a * b
+    return total
 
 
 def update(rows: Sequence[Row], prior: Sequence[float], own_variance: float) -> Posterior:
@@ -117,7 +121,7 @@ def _fitted(rows: Sequence[Row], prior: Sequence[float]) -> tuple[list[float], l
 
 def _off(row: Row, mean: Sequence[float]) -> float:
     """How many of its standard deviations a row lies off."""
-    return abs(row.log_ratio - sum(map(mul, mean, row.features))) / math.sqrt(row.variance)
+    return abs(row.log_ratio - _dot(mean, row.features)) / math.sqrt(row.variance)
 
 
 def _scale(rows: Sequence[Row], mean: Sequence[float]) -> float:
@@ -143,7 +147,7 @@ def _solved(
                 for j, other in enumerate(row.features):
                     precision[i][j] += strength * one * other
     covariance = _inverse(precision)
-    return [sum(map(mul, line, right)) for line in covariance], covariance
+    return [_dot(line, right) for line in covariance], covariance
 
 
 def _inverse(matrix: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -118,13 +118,19 @@ def test_lists_in_settings_come_back_as_they_were() -> None:
         ("other", "machine", "llama_cpp_python", "0.3.36"),
         ("model", "other", "llama_cpp_python", "0.3.36"),
         ("model", "machine", "llama_server", "0.3.36"),
-        ("model", "machine", "llama_cpp_python", "0.3.37"),
     ],
 )
-def test_evidence_is_of_the_same_model_machine_engine_and_build(subject: tuple[str, str, str, str]) -> None:
+def test_evidence_is_of_the_same_model_machine_and_engine(subject: tuple[str, str, str, str]) -> None:
     """A measurement of anything else is none of this subject's."""
     store(measurement())
     assert evidence_for(*subject) == ()
+
+
+def test_another_build_says_so() -> None:
+    """A run of another build of the engine is evidence of its own kind; so is one after some context."""
+    store(measurement(engine_build="0.3.35", n_depth=2048))
+    (found,) = evidence_for("model", "machine", "llama_cpp_python", "0.3.36")
+    assert (found.same_build, found.depth) == (False, 2048)
 
 
 def test_b37_a_cold_unstable_run_is_no_calibration() -> None:

@@ -1,0 +1,103 @@
+"""What was measured here, for the speed model: the kept refinement where it is up to date, else the runs themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from typing import TYPE_CHECKING
+
+from magnitude_tune.errors import UsageError
+from magnitude_tune.findings import Finding, Rule
+from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
+from magnitude_tune.header.values import ModelHeader
+from magnitude_tune.request import Workload
+from magnitude_tune.throughput.coefficients import Coefficients
+from magnitude_tune.throughput.model import PhysicsModel
+
+if TYPE_CHECKING:
+    from magnitude_tune.observations.refinements import Learned, RefinementKey
+
+__all__ = ["learn", "remember"]
+
+
+def learn(
+    speed: PhysicsModel,
+    header: ModelHeader,
+    machine: Fingerprint,
+    engine: EngineFacts | None,
+    *,
+    workload: Workload,
+    coefficients: Coefficients,
+) -> tuple[Finding, ...]:
+    """Refine a speed model by what was measured here; a store that cannot be read is a finding."""
+    from magnitude_tune.observations.store import store_path
+
+    if engine is None or not store_path().exists():
+        return ()
+    from magnitude_tune.observations.refinements import kept_refinement
+
+    key = _key(header, machine, engine, workload, coefficients)
+    try:
+        kept = kept_refinement(key)
+        if kept is not None:
+            speed.calibration = kept
+        else:
+            _learned(speed, key, workload)
+    except UsageError as error:
+        return (Finding(Rule.PROBE_FAILED, f"planned without what was measured here: {error}", fix=error.hint),)
+    return ()
+
+
+def remember(
+    header: ModelHeader,
+    machine: Fingerprint,
+    engine: EngineFacts | None,
+    *,
+    workload: Workload,
+    coefficients: Coefficients,
+) -> None:
+    """Work out what the stored runs come to, so that the next `resolve` need not.
+
+    A store that cannot be written changes nothing but the time that `resolve` takes.
+    """
+    from magnitude_tune.observations.refinements import keep_refinement
+
+    if engine is None:
+        return
+    key = _key(header, machine, engine, workload, coefficients)
+    speed = PhysicsModel(header, machine, engine, coefficients, n_prompt=workload.n_prompt)
+    with contextlib.suppress(UsageError):
+        keep_refinement(key, _learned(speed, key, workload))
+
+
+def _learned(speed: PhysicsModel, key: RefinementKey, workload: Workload) -> Learned:
+    from magnitude_tune.observations.refinements import Learned, rows_of_other_models
+    from magnitude_tune.observations.store import evidence_for
+
+    evidence = evidence_for(key.model_hash, key.machine_hash, key.engine, key.engine_build, workload=workload)
+    speed.learn(evidence, rows_of_other_models(key))
+    own = [item for item in evidence if item.same_build]
+    return Learned(speed.calibration, {"tg": speed.rows(own, "tg"), "pp": speed.rows(own, "pp")})
+
+
+def _key(
+    header: ModelHeader, machine: Fingerprint, engine: EngineFacts, workload: Workload, coefficients: Coefficients
+) -> RefinementKey:
+    from magnitude_tune import __version__
+    from magnitude_tune.observations.refinements import RefinementKey
+
+    cpu = machine.cpu
+    # What a run is worth is how far it is off the shipped prediction: with another prediction it is worth another.
+    rates = [
+        (device.name, device.backend, device.bandwidth, device.flops, device.link_bandwidth)
+        for device in machine.devices
+    ]
+    basis = repr((__version__, coefficients, cpu.usable_cores, cpu.bandwidth, cpu.flops, rates))
+    return RefinementKey(
+        machine.machine_hash,
+        header.content_hash,
+        engine.name,
+        engine.build,
+        *workload,
+        hashlib.sha256(basis.encode()).hexdigest()[:16],
+    )
