@@ -36,10 +36,15 @@ class Compute:
         self._kv_width = max((layer.k + layer.v for layer in attending), default=0)
         self._rule = _RULE if self._replay.known else _UNKNOWN_RULE
 
-    def parts(self, placement: Placement, batch: Batch, largest_on_host: int) -> list[Part]:
-        """Compute buffers of the host and of each used device, and the output buffer."""
-        pipelined = self._runs_pipelined(placement)
-        host, *devices = self._replay.buffers(placement, batch, batch.n_slots, pipelined=pipelined)
+    def parts(self, placement: Placement, batch: Batch, largest_on_host: int, n_cpu_moe: int = 0) -> list[Part]:
+        """Compute buffers of the host and of each used device, and the output buffer.
+
+        `n_cpu_moe`: so many first blocks have their experts on the CPU; that ends pipelining.
+        """
+        pipelined = n_cpu_moe <= 0 and self._runs_pipelined(placement)
+        if self._copies_to_devices(placement, batch):
+            n_cpu_moe = 0
+        host, *devices = self._replay.buffers(placement, batch, batch.n_slots, pipelined=pipelined, n_cpu_moe=n_cpu_moe)
         parts = [Part("compute", HOST, host, host, "bounded", self._rule)]
         for index, (span, n_bytes) in enumerate(zip(placement.spans, devices, strict=True)):
             extra = self._device_extra(span, batch, largest_on_host if index == 0 else 0)
@@ -59,6 +64,12 @@ class Compute:
             # CUDA's flash attention reads quantised caches through an f16 copy of one layer.
             extra += 2 * max(batch.cells.full, batch.cells.sliding) * batch.cells.streams * self._kv_width
         return extra
+
+    def _copies_to_devices(self, placement: Placement, batch: Batch) -> bool:
+        """Whether large batches are computed on the devices even with matrices that stay on the host."""
+        return batch.n_tokens >= _OFFLOAD_MIN_BATCH and all(
+            self._backend(span) in HOST_BUFFER_BACKENDS for span in placement.spans
+        )
 
     def _runs_pipelined(self, placement: Placement) -> bool:
         spans = placement.spans

@@ -179,7 +179,7 @@ class _Model:
             batch = self._batches[key] = self._batch(settings)
         placement = self._placement(settings)
         largest = self._weights.largest_on_host(placement, settings.n_cpu_moe)
-        return [*self._kv.parts(placement, batch), *self._compute.parts(placement, batch, largest)]
+        return [*self._kv.parts(placement, batch), *self._compute.parts(placement, batch, largest, settings.n_cpu_moe)]
 
     def _batch(self, settings: Settings) -> Batch:
         n_ctx = self._n_ctx(settings)

@@ -198,7 +198,7 @@ def limited(frame: Frame, gate: Tensor, up: Tensor) -> Tensor:
 
 def _expert(frame: Frame, layer: Layer, source: Tensor, chosen: Tensor, name: str) -> Tensor:
     graph = frame.graph
-    weight = frame.weight(layer, f"{name}.weight") or graph.weight(layer.place, source.ne[0], source.ne[0], 1)
+    weight = frame.weight(layer, f"{name}.weight") or graph.weight(layer.place_of(name), source.ne[0], source.ne[0], 1)
     result = graph.mul_mat_id(weight, source, chosen)
     if scale := frame.weight(layer, f"{name}.scale"):
         # A scale for each expert is spread over the tokens first.

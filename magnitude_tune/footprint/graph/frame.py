@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from magnitude_tune.footprint.graph.dims import Dims
 from magnitude_tune.footprint.graph.tensors import F16, F32, I32, I64, Graph, Tensor
@@ -11,11 +12,15 @@ from magnitude_tune.header.values import LayerKv, Scalar
 
 __all__ = ["Cache", "Frame", "Layer", "Options"]
 
+_EXPERTS: Final = re.compile(r"ffn_(up|down|gate|gate_up)_(ch)?exps")
+"""Tensors that `n_cpu_moe` keeps on the CPU (common/common.h, LLM_FFN_EXPS_REGEX)."""
+
 
 class Layer(NamedTuple):
     """One block: its number, its tensors' shapes by name, what it caches, and where it is.
 
-    `stands_for`: how many blocks of its like it stands for, where the recipe counts them.
+    `stands_for`: how many blocks of its like it stands for, where the recipe counts them. `host_experts`: its experts
+    are on the CPU wherever the block is.
     """
 
     block: int
@@ -25,6 +30,11 @@ class Layer(NamedTuple):
     is_last: bool
     slides: bool
     stands_for: int = 1
+    host_experts: bool = False
+
+    def place_of(self, name: str) -> int:
+        """Where one of the block's tensors is."""
+        return 0 if self.host_experts and _EXPERTS.match(name) else self.place
 
 
 class Options(NamedTuple):
@@ -133,7 +143,7 @@ class Frame:
     def weight(self, layer: Layer, name: str) -> Tensor | None:
         """A weight of a block; None where the block has none of that name."""
         shape = layer.shapes.get(name)
-        return None if shape is None else self.graph.weight(layer.place, *shape)
+        return None if shape is None else self.graph.weight(layer.place_of(name), *shape)
 
     def outer_weight(self, name: str, place: int) -> Tensor | None:
         """A weight outside the blocks."""
@@ -171,13 +181,21 @@ class Frame:
 
     # Pieces that every class of model shares
 
-    def embed(self, *, scaled: bool = False) -> Tensor:
-        """Token embeddings; the engine keeps an input for ready-made ones beside."""
+    def embed(self, *, scaled: bool = False, wider: int = 0) -> Tensor:
+        """Token embeddings; the engine keeps an input for ready-made ones beside.
+
+        `wider`: how many more embeddings of a token ready-made ones hold beside the first.
+        """
         graph = self.graph
         table = self.outer_weight("token_embd.weight", 0) or graph.weight(0, 1, 1)
         rows = graph.get_rows(table, self.input(I32, self.tokens))
+        width = table.ne[0] * (1 + wider)
+        if wider:
+            rows = graph.op("pad", (width, self.tokens), rows)
         graph.expand(rows)
-        graph.expand(self.input(F32, table.ne[0], self.tokens))
+        graph.expand(self.input(F32, width, self.tokens))
+        if wider:
+            rows = graph.part(rows, table.ne[0], self.tokens)
         if scaled:
             rows = graph.scale(rows)
             graph.expand(rows)

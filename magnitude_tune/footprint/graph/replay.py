@@ -35,12 +35,16 @@ _NO_KV: Final = LayerKv(Attention.NONE, 0, 0, 0, 0)
 
 
 class _Kept(NamedTuple):
-    """A block that stands for its like: its number, where it is, whether it is the last, and for how many it stands."""
+    """A block that stands for its like: its number, where it is, whether it is the last, and for how many it stands.
+
+    `host_experts`: its experts are on the CPU.
+    """
 
     block: int
     place: int
     is_last: bool
     stands_for: int = 1
+    host_experts: bool = False
 
 
 class Replay:
@@ -55,18 +59,24 @@ class Replay:
         self._period = next(full, 1)
         self._kinds = [self._kind(index) for index in range(self._n_blocks)]
         self._first_of_kind = {kind: index for index, kind in reversed([*enumerate(self._kinds)])}
-        self._blocks: dict[Placement, tuple[_Kept, ...]] = {}
+        self._blocks: dict[tuple[Placement, int], tuple[_Kept, ...]] = {}
         self._layouts: dict[tuple[object, ...], Layout] = {}
         self._peaks: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._rotates_k = all(layer.k // max(1, layer.head_count_kv) % _ROTATION == 0 for layer in header.layers)
         self._rotates_v = all(layer.v // max(1, layer.head_count_kv) % _ROTATION == 0 for layer in header.layers)
         self.known = self._recipe.known
 
-    def buffers(self, placement: Placement, batch: Batch, n_outputs: int, *, pipelined: bool) -> tuple[int, ...]:
-        """Bytes of the compute buffer of the CPU and of each span of the placement."""
-        blocks = self._blocks.get(placement)
+    def buffers(
+        self, placement: Placement, batch: Batch, n_outputs: int, *, pipelined: bool, n_cpu_moe: int = 0
+    ) -> tuple[int, ...]:
+        """Bytes of the compute buffer of the CPU and of each span of the placement.
+
+        `n_cpu_moe`: so many first blocks have their experts on the CPU, wherever they are.
+        """
+        where = (placement, min(max(n_cpu_moe, 0), self._n_blocks))
+        blocks = self._blocks.get(where)
         if blocks is None:
-            blocks = self._blocks[placement] = self._contracted(placement)
+            blocks = self._blocks[where] = self._contracted(*where)
         options = self._options(placement, batch)
         structure = (blocks, options, len(placement.spans), pipelined)
         tokens = -(-batch.n_tokens // batch.n_slots)
@@ -98,6 +108,7 @@ class Replay:
                 is_last=kept.is_last,
                 slides=self._slides(kept.block),
                 stands_for=kept.stands_for,
+                host_experts=kept.host_experts,
             )
             for kept in blocks
         )
@@ -117,7 +128,7 @@ class Replay:
             v_block=TENSOR_TYPES[batch.type_v],
         )
 
-    def _contracted(self, placement: Placement) -> tuple[_Kept, ...]:
+    def _contracted(self, placement: Placement, n_cpu_moe: int) -> tuple[_Kept, ...]:
         """The blocks that matter: a few for each pair of a block and the one before it, at each place, and the last.
 
         Memory is reused from block to block: once the free memory between blocks has found its pattern, a block after
@@ -128,14 +139,16 @@ class Replay:
         last_of: dict[tuple[object, ...], int] = {}
         kept: list[_Kept] = []
         before: object = None
-        for block, here in enumerate(zip(self._kinds, _places(placement, self._n_blocks), strict=True)):
+        places = _places(placement, self._n_blocks)
+        on_host = [block < n_cpu_moe and place > 0 for block, place in enumerate(places)]
+        for block, here in enumerate(zip(self._kinds, places, on_host, strict=True)):
             is_last = block == self._n_blocks - 1
             times = seen.get((before, here), 0)
             recurs = before == here and self._kv(block).attention in _RECURRENT
             if is_last or times < (_RECURRENT_ALIKE if recurs else _BLOCKS_ALIKE):
                 seen[before, here] = times + 1
                 last_of[before, here] = len(kept)
-                kept.append(_Kept(self._first_of_kind[here[0]], here[1], is_last))
+                kept.append(_Kept(self._first_of_kind[here[0]], here[1], is_last, host_experts=here[2]))
             elif self._recipe.counts:
                 index = last_of[before, here]
                 kept[index] = kept[index]._replace(stands_for=kept[index].stands_for + 1)
