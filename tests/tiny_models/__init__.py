@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tiny_models import converted, dense, embedding, hybrid, mixers, mixtures, moe, recurrent, sliding
+from tiny_models import converted, dense, embedding, hybrid, look_alikes, mixers, mixtures, moe, recurrent, sliding
 from tiny_models.drafts import Draft, ShapeName
 
 __all__ = ["ARCHITECTURES", "ShapeName", "write"]
@@ -25,6 +25,7 @@ _WRITERS: Final[dict[str, Callable[[ShapeName], Draft]]] = {
     **mixers.WRITERS,
     **converted.WRITERS,
     **embedding.WRITERS,
+    **look_alikes.WRITERS,
 }
 
 ARCHITECTURES: Final = tuple(_WRITERS)

@@ -13,7 +13,18 @@ from magnitude_tune.footprint.graph.frame import Frame, Layer
 from magnitude_tune.footprint.graph.recipes.transformer import Style, feed_forward
 from magnitude_tune.footprint.graph.tensors import F16, F32, Tensor
 
-__all__ = ["Batchwide", "batchwide", "bert", "eurobert", "gemma_embedding", "modern_bert", "neo_bert", "nomic_bert"]
+__all__ = [
+    "Batchwide",
+    "batchwide",
+    "bert",
+    "embedding_norm",
+    "eurobert",
+    "gemma_embedding",
+    "heads_without_cache",
+    "modern_bert",
+    "neo_bert",
+    "nomic_bert",
+]
 
 
 class Batchwide(NamedTuple):
@@ -75,7 +86,7 @@ def _after_normed(frame: Frame, *, rotates: bool) -> None:
         current = graph.add(current, graph.view(kinds, kinds.ne[0]))
     if table := frame.outer_weight("position_embd.weight", 0):
         current = graph.add(graph.get_rows(table, positions), current)
-    current = _embedding_norm(frame, current)
+    current = embedding_norm(frame, current)
     masks, out_ids = batchwide(frame), frame.output_ids()
     for number, layer in enumerate(frame.layers):
         mixed = _attention(frame, layer, current, (masks.of(layer, number), positions if rotates else None))
@@ -94,7 +105,7 @@ def _before_normed(frame: Frame, style: Style, output_norm: str) -> None:
     graph = frame.graph
     current = frame.embed(scaled=style.embed_scaled)
     if "token_embd_norm.weight" in frame.outer:
-        current = _embedding_norm(frame, current)
+        current = embedding_norm(frame, current)
     positions, masks, out_ids = frame.positions(), batchwide(frame), frame.output_ids()
     for number, layer in enumerate(frame.layers):
         normed = current
@@ -115,7 +126,7 @@ def _before_normed(frame: Frame, style: Style, output_norm: str) -> None:
     _finish(frame, frame.normed(current, weight, None, None, layer_norm=style.layer_norm))
 
 
-def _embedding_norm(frame: Frame, source: Tensor) -> Tensor:
+def embedding_norm(frame: Frame, source: Tensor) -> Tensor:
     """Norm of the embeddings: it lies where the first block is."""
     place = frame.layers[0].place if frame.layers else 0
     weight = frame.outer_weight("token_embd_norm.weight", place)
@@ -127,7 +138,7 @@ def _attention(
     frame: Frame, layer: Layer, source: Tensor, inputs: tuple[Tensor, Tensor | None], *, q_scaled: bool = False
 ) -> Tensor:
     mask, positions = inputs
-    graph, heads = frame.graph, _heads(layer)
+    graph, heads = frame.graph, heads_without_cache(layer)
     made = project(frame, layer, source, heads)
     q, k, v = made.q, made.k or made.q, made.v or made.q
     q, k = _head_normed(frame, layer, q, "attn_q_norm"), _head_normed(frame, layer, k, "attn_k_norm")
@@ -152,7 +163,7 @@ def _head_normed(frame: Frame, layer: Layer, source: Tensor, name: str) -> Tenso
     return graph.view(frame.norm(flat, layer, name, layer_norm=True), size, heads, tokens)
 
 
-def _heads(layer: Layer) -> Heads:
+def heads_without_cache(layer: Layer) -> Heads:
     """Heads of a block that caches nothing: from its matrices."""
     queries, cached = max(1, layer.kv.head_count), max(1, layer.kv.head_count_kv)
     if fused := layer.shapes.get("attn_qkv.weight"):

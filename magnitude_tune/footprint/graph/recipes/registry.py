@@ -97,6 +97,9 @@ def recipe_of(architecture: str) -> Recipe:
         return Recipe(build, True, _TURNS_AT.get(architecture, 0), counts=module == "per_layer")
     if style := _STYLES.get(architecture):
         return Recipe(lambda frame: transformer(frame, style), known=True)
+    decoders = import_module(f"{__package__}.dense")
+    if form := decoders.FORMS.get(architecture):
+        return Recipe(lambda frame: decoders.dense_decoder(frame, form), known=True)
     mixtures = import_module(f"{__package__}.mixture")
     if kind := mixtures.KINDS.get(architecture):
         return Recipe(lambda frame: mixtures.mixtures(frame, kind), known=True)
