@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 from magnitude_tune.request import Settings
 from magnitude_tune.tuning.values import Candidate
@@ -33,14 +33,14 @@ def candidates_around(
     free = {name: values for name, values in axes.items() if name not in pinned and len(values) > 1}
     found: dict[Settings, Candidate] = {plan: Candidate(plan)}
     for values in product(*free.values()):
-        chosen = dict(zip(free, values, strict=True))
+        chosen: dict[str, Any] = dict(zip(free, values, strict=True))
         settings = replace(plan, **chosen)
         changes = tuple((name, _written(value)) for name, value in chosen.items() if value != getattr(plan, name))
         found.setdefault(settings, Candidate(settings, changes))
     return tuple(found.values())
 
 
-def _axes(plan: Settings, usable_cores: int, all_layers: int) -> Iterator[tuple[str, tuple[object, ...]]]:
+def _axes(plan: Settings, usable_cores: int, all_layers: int) -> Iterator[tuple[str, tuple[int | bool, ...]]]:
     threads = {max(1, round(usable_cores * share)) for share in _SHARES}
     yield "n_threads", tuple(sorted({*threads, plan.n_threads}))
     yield "n_threads_batch", tuple(sorted({*threads, plan.n_threads_batch}))

@@ -70,26 +70,30 @@ def choose(
         noise: by how much two runs of one setting differ, as known before.
         struck: candidates that cannot run.
     """
+    if PLAN in struck:
+        return Choice(None, None, "the plan cannot be run")
     if PLAN not in {run.candidate for run in runs}:
-        if PLAN in struck:
-            return Choice(None, None, "the plan cannot be run")
         return Choice(PLAN, "baseline", "the plan: everything is compared with it")
     left = max_runs - len(runs)
     if left <= 0:
         return Choice(None, None, f"all {max_runs} runs are used")
+    found = _next(expected, runs, left, noise, struck)
+    return found or Choice(None, None, "nothing promises to beat the best by more than the noise")
+
+
+def _next(
+    expected: Sequence[Expected], runs: Sequence[Run], left: int, before: float, struck: Collection[int]
+) -> Choice | None:
+    """Something new as long as enough runs are kept back to confirm the leader, else the plan or the leader again."""
+    known, noise = _known(runs, before), noise_of(runs, before)
     known = _known(runs, noise)
     best = min(known.values(), key=lambda each: each.middle)
-    wanted = _to_confirm(known, best, noise_of(runs, noise), struck)
-    if len(wanted) < left or not wanted:
-        found = _most_promising(expected, known, best, noise_of(runs, noise), struck)
-        if found is not None:
-            return found
-    if wanted:
+    wanted = _to_confirm(known, best, noise, struck)
+    found = _most_promising(expected, known, best, noise, struck) if len(wanted) < left else None
+    if found is None and wanted:
         who = "the plan" if wanted[0] == PLAN else "the leader"
-        return Choice(wanted[0], "confirm", f"{who} once more, to tell the two apart from noise")
-    if best.candidate == PLAN:
-        return Choice(None, None, "nothing promises to beat the plan by more than the noise")
-    return Choice(None, None, "nothing promises to beat the best by more than the noise")
+        found = Choice(wanted[0], "confirm", f"{who} once more, to tell the two apart from noise")
+    return found
 
 
 def judge(runs: Sequence[Run], noise: float = LEAST_NOISE) -> Verdict | None:
