@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from magnitude_tune.errors import HeaderError, UsageError
 from magnitude_tune.fingerprint.layouts import extra_buffers
 from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
-from magnitude_tune.footprint.batch import Batch, cells
+from magnitude_tune.footprint.batch import Batch, cells, padded
 from magnitude_tune.footprint.builds import build_rules
 from magnitude_tune.footprint.compute import Compute
 from magnitude_tune.footprint.host import HostCosts
@@ -18,7 +18,7 @@ from magnitude_tune.footprint.placement import Placement, place_layers
 from magnitude_tune.footprint.repack import RepackRules
 from magnitude_tune.footprint.values import Footprint, FootprintModel
 from magnitude_tune.footprint.weights import Weights
-from magnitude_tune.header.values import ModelHeader
+from magnitude_tune.header.values import Attention, ModelHeader
 from magnitude_tune.request import DEFAULT_N_CTX, Settings
 
 __all__ = ["footprint_model"]
@@ -183,7 +183,9 @@ class _Model:
 
     def _batch(self, settings: Settings) -> Batch:
         n_ctx = self._n_ctx(settings)
-        n_ubatch = max(1, min(settings.n_ubatch, settings.n_batch, n_ctx))
+        # Without a cache a batch is not held to the context as it was asked for, only to what it is rounded up to.
+        most = n_ctx if any(layer.attention is not Attention.NONE for layer in self._header.layers) else padded(n_ctx)
+        n_ubatch = max(1, min(settings.n_ubatch, settings.n_batch, most))
         size = cells(n_ctx, settings.n_parallel, settings.kv_unified, n_ubatch, self._header.sliding_window)
         return Batch(n_ubatch, max(1, settings.n_parallel), size, settings.flash_attn, settings.type_k, settings.type_v)
 
