@@ -20,7 +20,6 @@ class _Look(NamedTuple):
     norm_bias: bool = False
     head_norms: bool = False
     flat_head_norms: bool = False
-    norm_of_each_head: bool = False
     fused: bool = False
     biases: tuple[str, ...] = ()
     gate: bool = True
@@ -82,7 +81,6 @@ _LOOKS: Final = {
     "bitnet": _Look(norms=("attn_norm", "ffn_norm", "attn_sub_norm", "ffn_sub_norm"), tied=True),
     "hunyuan-dense": _Look(head_norms=True),
     "dream": _Look(biases=("attn_q", "attn_k", "attn_v")),
-    "chameleon": _Look(head_norms=True, norm_of_each_head=True),
 }
 
 
@@ -136,10 +134,8 @@ def _block(draft: Draft, block: str, size: Size, look: _Look) -> None:
 
 
 def _head_norm_shape(look: _Look, head: int, n_heads: int) -> tuple[int, ...]:
-    """One norm for all heads, for each head, or for all of them together."""
-    if look.flat_head_norms:
-        return (head * n_heads,)
-    return (head, n_heads) if look.norm_of_each_head else (head,)
+    """One norm for each head, or for all of them together."""
+    return (head * n_heads,) if look.flat_head_norms else (head,)
 
 
 def _norm(draft: Draft, name: str, width: int, *, bias: bool) -> None:
