@@ -27,7 +27,8 @@ class Kind(NamedTuple):
         normalised: weights of experts are divided by their sum; None: where the header says so.
         rope: which blocks rotate Q and K; `sliding` is all of them where none slides.
         rope_first: Q and K are rotated, then normed.
-        late_rows: the wanted rows are picked after all blocks, not within the last one.
+        late_rows: the wanted rows are picked after all blocks, not within the last one; `before`: the output's norm.
+        residual_first: what goes around a network is added to by it, instead of the other way.
         layer_norm: norms subtract the mean.
         embed_scaled, logits_scaled, residual_scaled, q_scaled: multiplied by a number.
         temperature: queries of blocks that do not rotate are multiplied by a factor of their position.
@@ -40,7 +41,8 @@ class Kind(NamedTuple):
     normalised: bool | None = None
     rope: Literal["all", "sliding"] = "all"
     rope_first: bool = False
-    late_rows: bool = False
+    late_rows: Literal["", "before", "after"] = ""
+    residual_first: bool = False
     layer_norm: bool = False
     embed_scaled: bool = False
     logits_scaled: bool = False
@@ -82,14 +84,14 @@ KINDS: Final[Mapping[str, Kind]] = {
     "olmoe": _PLAIN,
     "hunyuan-moe": Kind(normalised=True, rope_first=True, shared_first=True),
     "mimo2": _SUMMED,
-    "step35": Kind(late_rows=True),
+    "step35": Kind(late_rows="before"),
     "afmoe": Kind(rope="sliding", embed_scaled=True),
     "smallthinker": Kind(normalised=True, rope="sliding", early_router=True),
     "grovemoe": _SUMMED,
     "laguna": Kind(),
-    "cohere2moe": Kind(parallel=True, late_rows=True, rope="sliding", logits_scaled=True),
-    "hy_v3": Kind(late_rows=True),
-    "phimoe": Kind(normalised=True, q_scaled=True),
+    "cohere2moe": Kind(parallel=True, late_rows="after", rope="sliding", logits_scaled=True),
+    "hy_v3": Kind(late_rows="after"),
+    "phimoe": Kind(normalised=True, q_scaled=True, residual_first=True),
     "granitemoe": Kind(normalised=True, logits_scaled=True, residual_scaled=True),
     "qwen3vlmoe": _SUMMED,
 }
@@ -108,12 +110,15 @@ def mixtures(frame: Frame, kind: Kind) -> None:
     for layer in frame.layers:
         build = _parallel if kind.parallel else _arctic if "ffn_norm_exps.weight" in layer.shapes else _block
         current = build(frame, layer, current, kind, inputs)
+    if kind.late_rows == "before":
+        current.is_output = True
+        current = frame.graph.get_rows(current, out_ids)
     frame.output(
         current,
         layer_norm=layer_norm,
         scaled=kind.logits_scaled and frame.has("logit_scale"),
         capped=frame.has("final_logit_softcapping"),
-        rows=out_ids if kind.late_rows else None,
+        rows=out_ids if kind.late_rows == "after" else None,
     )
 
 
@@ -131,6 +136,8 @@ def _block(frame: Frame, layer: Layer, source: Tensor, kind: Kind, inputs: _Inpu
         if f"{name}.weight" in layer.shapes:
             fed = frame.norm(fed, layer, name, layer_norm=kind.layer_norm)
             break
+    if kind.residual_first:
+        return graph.add(residual, fed)
     return graph.add(graph.scale(fed) if scaled else fed, residual)
 
 
