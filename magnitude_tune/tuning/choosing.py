@@ -23,16 +23,16 @@ LEAST_NOISE: Final = 0.03
 """Differences up to this fraction are never called real: calm machines differ as much between runs."""
 
 _SIGMA_90: Final = 1.6449
-_TOLD_APART: Final = 2.0
-"""Standard deviations of the difference from which a confirmed leader is better: one in forty by chance."""
+_T_99: Final = (31.8, 6.96, 4.54, 3.75, 3.36, 3.14, 3.00, 2.90, 2.82, 2.76)
+"""Student's t at 99 %, by degrees of freedom from 1: a leader this far ahead is chance once in a hundred."""
 
-_PLAINLY: Final = 3.0
-"""Times the noise from which no confirmation is needed."""
+_PLAINLY: Final = math.log(2.0)
+"""Twice as fast needs no confirmation: no machine is that noisy without being seen to be disturbed."""
 
 _HOPELESS: Final = 0.05
 """Probability of beating the best by more than the noise below which a candidate is not tried."""
 
-_PRIOR_FREEDOM: Final = 3.0
+_PRIOR_FREEDOM: Final = 1.0
 _NORMAL: Final = NormalDist()
 
 
@@ -49,7 +49,7 @@ def noise_of(runs: Sequence[Run], before: float = LEAST_NOISE) -> float:
     """By how much two runs of one setting differ in 90 % of cases, a fraction, `LEAST_NOISE` at least.
 
     Args:
-        before: what was known before these runs; it counts as three repetitions.
+        before: what was known before these runs; it counts as one repetition.
     """
     return max(LEAST_NOISE, math.expm1(_SIGMA_90 * math.sqrt(2.0) * _between(runs, before)))
 
@@ -116,12 +116,12 @@ def judge(runs: Sequence[Run], noise: float = LEAST_NOISE) -> Verdict | None:
     apart = plan.middle - leader.middle
     sigma = math.hypot(plan.sigma, leader.sigma)
     gain, low, high = (-math.expm1(-each) for each in (apart, apart - _SIGMA_90 * sigma, apart + _SIGMA_90 * sigma))
-    if apart > _PLAINLY * math.log1p(here):
+    if apart > max(_PLAINLY, math.log1p(here)):
         return Verdict(
             leader.candidate, True, gain, low, high, here, "plainly more than two runs of one setting differ"
         )
     confirmed = min(plan.n_runs, leader.n_runs) >= 2
-    if confirmed and apart > max(_TOLD_APART * sigma, math.log1p(LEAST_NOISE)):
+    if confirmed and apart > max(_needed(known) * sigma, math.log1p(LEAST_NOISE)):
         return Verdict(leader.candidate, True, gain, low, high, here, "measured again in turn, and still faster")
     why = "cannot be told from noise" if confirmed else "was not measured often enough to be told from noise"
     return Verdict(PLAN, False, gain, low, high, here, f"the fastest other setting {why}")
@@ -157,14 +157,21 @@ def _known(runs: Sequence[Run], noise: float) -> dict[int, _Known]:
     }
 
 
+def _needed(known: dict[int, _Known]) -> float:
+    """Standard deviations of a difference that chance hardly makes, by how often runs were repeated."""
+    freedom = _PRIOR_FREEDOM + sum(each.n_runs - 1 for each in known.values())
+    return _T_99[min(int(freedom), len(_T_99)) - 1]
+
+
 def _to_confirm(known: dict[int, _Known], best: _Known, noise: float, struck: Collection[int]) -> tuple[int, ...]:
     """Runs that the comparison of the plan and the leader still lacks; the one measured less often comes first."""
     plan = known[PLAN]
-    if best.candidate == PLAN or plan.middle - best.middle > _PLAINLY * math.log1p(noise):
+    if best.candidate == PLAN or plan.middle - best.middle > max(_PLAINLY, math.log1p(noise)):
         return ()
     lacking = [each for each in (plan, best) if each.n_runs < 2 and each.candidate not in struck]
-    if not lacking and plan.middle - best.middle <= _TOLD_APART * math.hypot(plan.sigma, best.sigma):
-        lacking = [min((plan, best), key=lambda each: each.n_runs)] if min(plan.n_runs, best.n_runs) < 3 else []
+    apart = plan.middle - best.middle
+    if not lacking and apart <= _needed(known) * math.hypot(plan.sigma, best.sigma):
+        lacking = [min((plan, best), key=lambda each: each.n_runs)] if apart > math.log1p(LEAST_NOISE) else []
     return tuple(each.candidate for each in lacking)
 
 
