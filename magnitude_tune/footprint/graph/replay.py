@@ -23,7 +23,7 @@ _IN_PLACE: Final = frozenset(
     | {"clamp", "soft_max"}
 )
 _ALIGNMENT: Final = 32
-_BLOCKS_ALIKE: Final = 3
+_BLOCKS_ALIKE: Final = 5
 _RECURRENT_ALIKE: Final = 6
 """States are read before the block that they follow has ended, so the free memory takes longer to find its pattern."""
 _ROTATION: Final = 64
