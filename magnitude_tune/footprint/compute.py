@@ -32,6 +32,8 @@ class Compute:
         self._replay = Replay(header, _minor_version(ggml_version))
         self._backends = backends
         self._n_vocab = max(0, header.n_vocab)
+        # A model with an encoder keeps embeddings beside the logits.
+        self._n_encoded = max(0, header.n_embd) if header.architecture == "t5" else 0
         attending = [layer for layer in header.layers if layer.attention is not Attention.RECURRENT]
         self._kv_width = max((layer.k + layer.v for layer in attending), default=0)
         self._rule = _RULE if self._replay.known else _UNKNOWN_RULE
@@ -49,7 +51,7 @@ class Compute:
         for index, (span, n_bytes) in enumerate(zip(placement.spans, devices, strict=True)):
             extra = self._device_extra(span, batch, largest_on_host if index == 0 else 0)
             parts.append(Part("compute", span.place, n_bytes + extra, n_bytes + extra, "bounded", self._rule))
-        output = 4 * batch.n_slots * self._n_vocab
+        output = 4 * batch.n_slots * (self._n_vocab + self._n_encoded)
         parts.append(Part("output", HOST, output, output, "exact", "4 B x n_vocab x rows of logits kept"))
         return parts
 

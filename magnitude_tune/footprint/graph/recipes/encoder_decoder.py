@@ -15,7 +15,7 @@ __all__ = ["t5", "t5_encoder"]
 
 
 def t5(frame: Frame) -> None:
-    """The decoder, which reads as many embeddings of the encoder as the model was trained for."""
+    """The decoder, which reads as many embeddings of the encoder as the model was trained for; all rows are wanted."""
     graph, tokens = frame.graph, frame.tokens
     current = frame.embed()
     n_encoded = frame.number("context_length", 1)
@@ -23,7 +23,7 @@ def t5(frame: Frame) -> None:
     caches = caches_of(frame)
     buckets = frame.input(I32, caches.full.cells, tokens)
     cross_mask = frame.input(F16 if frame.options.flash_attn else F32, n_encoded, tokens)
-    out_ids = frame.output_ids()
+    out_ids = frame.input(I32, tokens)
     layers = [_side(layer, "dec.") for layer in frame.layers]
     for layer in layers:
         normed = frame.norm(current, layer, "attn_norm")
@@ -45,7 +45,7 @@ def t5_encoder(frame: Frame) -> None:
     current = frame.embed()
     buckets = frame.input(I32, tokens, tokens)
     mask = frame.input(F16 if frame.options.flash_attn else F32, tokens, tokens)
-    out_ids = frame.output_ids()
+    out_ids = frame.input(I32, tokens)
     layers = [_side(layer, "enc.") for layer in frame.layers]
     for layer in layers:
         normed = frame.norm(current, layer, "attn_norm")
