@@ -272,7 +272,7 @@ def _head_normed(frame: Frame, form: Form, layer: Layer, source: Tensor, name: s
     if shape is None:
         return source
     size, heads, tokens, _ = source.ne
-    if heads == 1 or shape[0] != size * heads:
+    if heads == 1 or shape[:1] != (size * heads,):
         return frame.norm(source, layer, name, layer_norm=form.head_layer_norm)
     graph = frame.graph
     flat = source.srcs[0] if source.nb is None else graph.cont(source, size * heads, tokens)

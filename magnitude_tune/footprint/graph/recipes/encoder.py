@@ -156,7 +156,7 @@ def _head_normed(frame: Frame, layer: Layer, source: Tensor, name: str) -> Tenso
     shape = layer.shapes.get(f"{name}.weight")
     if shape is None:
         return source
-    if shape[0] == source.ne[0]:
+    if shape[:1] == source.ne[:1]:
         return frame.norm(source, layer, name)
     graph, (size, heads, tokens, _) = frame.graph, source.ne
     flat = graph.view(source, size * heads, tokens) if source.nb is None else graph.cont(source, size * heads, tokens)
@@ -167,9 +167,9 @@ def heads_without_cache(layer: Layer) -> Heads:
     """Heads of a block that caches nothing: from its matrices."""
     queries, cached = max(1, layer.kv.head_count), max(1, layer.kv.head_count_kv)
     if fused := layer.shapes.get("attn_qkv.weight"):
-        size = max(1, fused[-1] // (queries + 2 * cached))
+        size = max(1, (*fused, 1, 1)[1] // (queries + 2 * cached))
     else:
-        size = max(1, layer.shapes.get("attn_q.weight", (1, 1))[-1] // queries)
+        size = max(1, (*layer.shapes.get("attn_q.weight", ()), 1, 1)[1] // queries)
     return Heads(queries, cached, size, size)
 
 

@@ -73,7 +73,7 @@ def _side(layer: Layer, prefix: str) -> Layer:
 
 def _heads(layer: Layer) -> Heads:
     queries, cached = max(1, layer.kv.head_count), max(1, layer.kv.head_count_kv)
-    size = max(1, layer.shapes.get("attn_q.weight", (1, 1))[-1] // queries)
+    size = max(1, (*layer.shapes.get("attn_q.weight", ()), 1, 1)[1] // queries)
     return Heads(queries, cached, size, size)
 
 

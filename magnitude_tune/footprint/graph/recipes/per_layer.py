@@ -62,7 +62,7 @@ def gemma3n(frame: Frame) -> None:
 
 def _streams(frame: Frame) -> int:
     """Streams of activations: one more than are projected."""
-    return min(_MAX_STREAMS, max(1, frame.outer.get("altup_proj.weight", (1, 1, 3))[-1])) + 1
+    return min(_MAX_STREAMS, max(1, (*frame.outer.get("altup_proj.weight", ()), 1, 1, 1)[2])) + 1
 
 
 def _per_layer_inputs(frame: Frame, embedded: Tensor) -> Tensor | None:
