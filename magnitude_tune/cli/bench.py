@@ -32,6 +32,8 @@ magnitude-tune bench --url http://127.0.0.1:8080
 
 magnitude-tune bench model.gguf --settings n_threads=1,2,4 n_ubatch=64,512 --budget 30
 
+magnitude-tune bench model.gguf --tune --max-runs 8
+
 magnitude-tune bench --history model.gguf; magnitude-tune bench --compare last~1 last
 
 Exit codes: 0 ok (a broken promise included), 2 usage, 3 bad config or model file, 4 does not fit, 5 engine failed,
@@ -60,6 +62,17 @@ BUDGET = Annotated[
         metavar="SECONDS",
         help="Time for warming up and measuring; of a grid, for each configuration.",
     ),
+]
+TUNE = Annotated[
+    bool,
+    typer.Option(
+        "--tune",
+        help="Choose what to run next, until nothing can beat the best by more than the noise. Each run is a fresh "
+        "process with a third of the budget; given again within a day after an interruption, it goes on.",
+    ),
+]
+MAX_RUNS = Annotated[
+    int, typer.Option("--max-runs", min=1, max=100, metavar="N", help="With --tune: processes in all.")
 ]
 URL = Annotated[
     str | None,
@@ -108,6 +121,8 @@ def bench(
     words: WORDS = None,
     *,
     settings: GRID = None,
+    tune: TUNE = False,
+    max_runs: MAX_RUNS = 8,
     budget: BUDGET = 120.0,
     json_output: JSON = False,
     output: OUTPUT = None,
@@ -147,6 +162,8 @@ def bench(
             raise UsageError("only this machine can be measured", where=option, hint=hint)
     if math.isnan(budget):
         raise UsageError("the budget must be a number of seconds", where="--budget")
+    if tune and (grid or url is not None):
+        raise UsageError("tuning chooses the settings itself", where="--tune", hint="leave --settings and --url out")
     if url is not None or what is None:
         from magnitude_tune.cli.bench_url import UrlOptions, bench_url
 
@@ -162,7 +179,11 @@ def bench(
         quiet=quiet,
         verbose=verbose,
     )
-    if grid:
+    if tune:
+        from magnitude_tune.cli.bench_tune import bench_tune
+
+        bench_tune(how, max_runs)
+    elif grid:
         bench_grid(parse_axes(grid, flags), how)
     else:
         bench_and_report(how)

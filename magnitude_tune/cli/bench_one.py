@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BenchOptions",
     "RepackingCrashes",
+    "announced",
     "bench_and_report",
     "open_as_planned",
     "remember_runs",
@@ -78,16 +79,16 @@ def _measured(options: BenchOptions) -> tuple[Resolved, BenchResult]:
     from magnitude_tune.cli.console import narrate
     from magnitude_tune.engines.sessions import open_or_without_repack
 
-    resolved = _announced(options)
+    resolved = announced(options)
     if short := shortage(subject_of(resolved), options.resolve):
         narrate(f"WARNING: {short}: planning again")
-        resolved = _announced(options)
+        resolved = announced(options)
     try:
         return resolved, _run(resolved, options, open_as_planned)
     except RepackingCrashes as crash:
         narrate(f"WARNING: with repacked weights the engine ended ({crash}): planning again without them")
     # Now it is remembered, so the new plan does without; where repacking is pinned, the session does.
-    resolved = _announced(options)
+    resolved = announced(options)
     return resolved, _run(resolved, options, open_or_without_repack)
 
 
@@ -111,7 +112,7 @@ def open_as_planned(engine: EngineFacts, launch: Launch, machine_hash: str) -> O
     return opened
 
 
-def _announced(options: BenchOptions) -> Resolved:
+def announced(options: BenchOptions) -> Resolved:
     """Resolve and say what will run; overcommit is said even where everything else is quiet."""
     from magnitude_tune.bench.disturbance import busy_cores
     from magnitude_tune.cli.console import narrate

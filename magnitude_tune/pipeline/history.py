@@ -12,12 +12,13 @@ from magnitude_tune.fingerprint.values import EngineFacts, Fingerprint
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.request import Workload
 from magnitude_tune.throughput.coefficients import Coefficients
-from magnitude_tune.throughput.model import PhysicsModel
+from magnitude_tune.throughput.model import OtherRows, PhysicsModel
+from magnitude_tune.throughput.values import Evidence
 
 if TYPE_CHECKING:
     from magnitude_tune.observations.refinements import Learned, RefinementKey
 
-__all__ = ["learn", "remember"]
+__all__ = ["before_session", "learn", "remember", "unrefined"]
 
 
 def learn(
@@ -68,6 +69,37 @@ def remember(
     speed = PhysicsModel(header, machine, engine, coefficients, n_prompt=workload.n_prompt)
     with contextlib.suppress(UsageError):
         keep_refinement(key, _learned(speed, key, workload))
+
+
+def unrefined(header: ModelHeader, machine: Fingerprint, engine: EngineFacts, workload: Workload) -> PhysicsModel:
+    """The speed model as shipped: for whoever learns run by run."""
+    from magnitude_tune.pipeline.resolve import shipped_coefficients
+
+    return PhysicsModel(header, machine, engine, shipped_coefficients(), n_prompt=workload.n_prompt)
+
+
+def before_session(
+    header: ModelHeader, machine: Fingerprint, engine: EngineFacts, workload: Workload
+) -> tuple[tuple[Evidence, ...], OtherRows, float]:
+    """What a session of several runs begins with: earlier runs, other models' rows, and the noise between runs.
+
+    The noise is the fraction by which two runs of one setting differ here, the least that is ever assumed where too
+    few settings were repeated.
+
+    Raises:
+        UsageError: the store cannot be read.
+    """
+    from magnitude_tune.observations.compare import LEAST_NOISE, noise_between_runs
+    from magnitude_tune.observations.history import runs
+    from magnitude_tune.observations.refinements import rows_of_other_models
+    from magnitude_tune.observations.store import evidence_for
+    from magnitude_tune.pipeline.resolve import shipped_coefficients
+
+    evidence = evidence_for(header.content_hash, machine.machine_hash, engine.name, engine.build, workload=workload)
+    key = _key(header, machine, engine, workload, shipped_coefficients())
+    here = [run for run in runs() if run.machine_hash == machine.machine_hash and run.origin == "measured"]
+    noise = max((LEAST_NOISE, *noise_between_runs(here).values()))
+    return evidence, rows_of_other_models(key), noise
 
 
 def _learned(speed: PhysicsModel, key: RefinementKey, workload: Workload) -> Learned:
