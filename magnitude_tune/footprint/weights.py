@@ -30,6 +30,9 @@ CUDA_LIKE: Final = frozenset({"cuda", "rocm", "sycl"})
 _TIED_TWICE: Final = frozenset({"gemma3n", "gemma4"})
 """Architectures that ask for the tied output before the embedding: without mmap the CPU then holds both."""
 
+_READS_EMBEDDING: Final = frozenset({"bitnet"})
+"""Architectures that make logits with the token embedding itself, where it lies: there is no copy of it."""
+
 _PINNED_STAGING: Final = 4 * 64 * MIB
 
 
@@ -59,7 +62,8 @@ class Weights:
         outputs = [group for group in outer if group.role not in _INPUT_ROLES and group.role is not Role.ROPE]
         in_blocks = [group for group in loaded if group.block is not None]
         experts = [group for group in in_blocks if group.role is Role.EXPERT_FFN]
-        tied = [group for group in inputs if header.tied_output and group.role is Role.TOKEN_EMBEDDING]
+        copies = header.tied_output and header.architecture not in _READS_EMBEDDING
+        tied = [group for group in inputs if copies and group.role is Role.TOKEN_EMBEDDING]
         self._input_bytes = sum(map(_in_cpu_buffer, inputs))
         self._on_cpu = self._sums(in_blocks, experts, outputs, rope, _in_cpu_buffer)
         # A tied output is a second copy on a device; on the CPU the embedding is read where it is.

@@ -48,6 +48,7 @@ class Options(NamedTuple):
         output_place: where the output layer is.
         ggml: version of the library, (minor, patch) of 0.x.
         k_block, v_block: elements and bytes of a block of the cache's types.
+        few_cells: the cache has no more cells than an indexer chooses.
     """
 
     flash_attn: bool
@@ -59,6 +60,7 @@ class Options(NamedTuple):
     ggml: tuple[int, int]
     k_block: tuple[int, int] = (1, 2)
     v_block: tuple[int, int] = (1, 2)
+    few_cells: bool = False
 
 
 class Cache(NamedTuple):
@@ -236,10 +238,12 @@ class Frame:
         capped: bool = False,
         rows: Tensor | None = None,
         norm: str = "output_norm",
+        reads_embedding: bool = False,
     ) -> None:
         """The final norm and the logits; `scaled` and `capped`: what some models do to them.
 
         `rows`: which rows are wanted, where they are picked after the norm. `norm`: its name.
+        `reads_embedding`: logits are made with the token embedding where it lies.
         """
         graph, place = self.graph, self.options.output_place
         # LFM2's files name the output norm as others name the norm of the embedding.
@@ -249,7 +253,8 @@ class Frame:
         if rows is not None:
             normed.is_output = True
             normed = graph.get_rows(normed, rows)
-        head = self.outer_weight("output.weight", place) or self.outer_weight("token_embd.weight", place)
+        head = None if reads_embedding else self.outer_weight("output.weight", place)
+        head = head or self.outer_weight("token_embd.weight", 0 if reads_embedding else place)
         logits = graph.mul_mat(head, normed) if head else normed
         if bias := self.outer_weight("output.bias", place):
             logits = graph.add(logits, bias)

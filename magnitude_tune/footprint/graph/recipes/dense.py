@@ -36,6 +36,7 @@ class Form(NamedTuple):
         rope_first: Q and K are rotated, then normed.
         q_scaled, logits_scaled: multiplied by a number.
         squared: the feed-forward activation is relu squared.
+        reads_embedding: logits are made with the token embedding where it lies.
         batchwide: tokens attend to the whole batch; there is no cache.
         four_positions: positions are told four times a token; None: where the header has sections of them.
     """
@@ -49,6 +50,7 @@ class Form(NamedTuple):
     q_scaled: bool = False
     logits_scaled: bool = False
     squared: bool = False
+    reads_embedding: bool = False
     batchwide: bool = False
     four_positions: bool | None = False
 
@@ -97,7 +99,7 @@ FORMS: Final[Mapping[str, Form]] = {
     "ernie4_5": Form(),
     "hunyuan-dense": Form(rope_first=True),
     "hunyuan_vl": Form(rope_first=True, four_positions=None),
-    "bitnet": Form(),
+    "bitnet": Form(reads_embedding=True),
     "openelm": Form(),
     "deci": Form(),
     "chameleon": Form(head_layer_norm=True),
@@ -143,7 +145,7 @@ def dense_decoder(frame: Frame, form: Form) -> None:
         current = _block(frame, form, (number, layer), current, inputs)
         if deep is not None and layer.block < n_deep and not layer.is_last:
             current = graph.add(current, graph.part(deep, *current.ne[:2]))
-    frame.output(current, layer_norm=form.layer_norm, scaled=form.logits_scaled)
+    frame.output(current, layer_norm=form.layer_norm, scaled=form.logits_scaled, reads_embedding=form.reads_embedding)
 
 
 def _has_four_positions(frame: Frame, form: Form) -> bool:
