@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Final
 
 from magnitude_tune.bench.launch import Subject
 from magnitude_tune.report.rows import rows_text
 from magnitude_tune.tuning.choosing import PLAN
-from magnitude_tune.tuning.values import Run, Tuned
+from magnitude_tune.tuning.values import Run, Step, Tuned
 from magnitude_tune.units import format_bytes, format_seconds
 
 __all__ = ["step_text", "tune_text"]
@@ -51,16 +52,24 @@ def _path(tuned: Tuned) -> str:
     rows: list[tuple[str, ...]] = [("run", "setting", "turn", "against the plan", "why")]
     plan = next((run.seconds for run in tuned.runs if run.candidate == PLAN), None)
     number = 0
-    for step in tuned.steps:
+    for step, count in _together(tuned.steps):
         point = tuned.candidates[step.candidate].point
         if step.run is None:
-            rows.append(("-", point, "-", f"not measured: {step.problem}", step.reason))
+            more = f" and {count - 1} more" if count > 1 else ""
+            rows.append(("-", point + more, "-", f"not measured: {step.problem}", ""))
             continue
         number += 1
         against = "" if plan is None or number == 1 else f"{step.run.seconds / plan - 1:+.1%}"
         marks = "" if step.run.clean else " (disturbed)"
         rows.append((str(number), point, format_seconds(step.run.seconds), against + marks, step.reason))
     return "Path (each run a fresh process)\n" + rows_text(rows, right=(0, 2))
+
+
+def _together(steps: Iterable[Step]) -> Iterator[tuple[Step, int]]:
+    """Steps in order; what could not be run one after another for the same reason is one, with their number."""
+    for _, group in groupby(enumerate(steps), key=lambda each: each[1].problem or each[0]):
+        alike = list(group)
+        yield alike[0][1], len(alike)
 
 
 def _plot(tuned: Tuned) -> str:
