@@ -86,11 +86,35 @@ def _deepseek2_mha(shape: ShapeName) -> Draft:
     return _deepseek(shape, latent=False)
 
 
-def _deepseek(shape: ShapeName, *, latent: bool) -> Draft:
+def _deepseek2_lite(shape: ShapeName) -> Draft:
+    """Queries straight from the hidden state, and experts in groups."""
+    return _deepseek(shape, latent=True, is_lite=True, expert_group_count=4, expert_group_used_count=2)
+
+
+def _mistral4(shape: ShapeName) -> Draft:
+    """Queries multiplied by a factor of their position."""
+    return _deepseek(shape, latent=True, name="mistral4", attention__temperature_scale=0.1, expert_weights_norm=True)
+
+
+def _deepseek32(shape: ShapeName, name: str = "deepseek32") -> Draft:
+    """An indexer chooses the cells that are attended to."""
+    keys = {"head_count": 4, "key_length": 128, "top_k": 1024}
+    return _deepseek(
+        shape, latent=True, name=name, **{f"attention__indexer__{key}": value for key, value in keys.items()}
+    )
+
+
+def _glm_dsa(shape: ShapeName) -> Draft:
+    return _deepseek32(shape, "glm-dsa")
+
+
+def _deepseek(
+    shape: ShapeName, *, latent: bool, name: str = "deepseek2", is_lite: bool = False, **keys: object
+) -> Draft:
     n_expert, n_used, n_ff_exp = (8, 2, 256) if shape == "small" else (16, 4, 2048)
     nope, rope, v_size, q_rank, kv_rank = 64, 32, 64, 128, 256
     size = Size.of(shape, n_layer=5)
-    draft = Draft("deepseek2", n_vocab=size.n_vocab)
+    draft = Draft(name, n_vocab=size.n_vocab)
     heads = size.n_head
     draft.keys(
         embedding_length=size.n_embd,
@@ -101,7 +125,7 @@ def _deepseek(shape: ShapeName, *, latent: bool) -> Draft:
         attention__head_count_kv=1 if latent else heads,
         attention__key_length=kv_rank + rope if latent else nope + rope,
         attention__value_length=kv_rank if latent else v_size,
-        attention__q_lora_rank=q_rank,
+        attention__q_lora_rank=0 if is_lite else q_rank,
         attention__kv_lora_rank=kv_rank,
         attention__layer_norm_rms_epsilon=1e-6,
         rope__dimension_count=rope,
@@ -112,15 +136,25 @@ def _deepseek(shape: ShapeName, *, latent: bool) -> Draft:
         expert_weights_scale=1.0,
         expert_gating_func=2,
     )
+    draft.keys(**keys)
     if latent:
         draft.keys(attention__key_length_mla=nope + rope, attention__value_length_mla=v_size)
     outer(draft, size)
     for index in range(size.n_layer):
         block = f"blk.{index}"
         draft.vector(f"{block}.attn_norm", size.n_embd)
-        draft.matrix(f"{block}.attn_q_a", size.n_embd, q_rank)
-        draft.vector(f"{block}.attn_q_a_norm", q_rank)
-        draft.matrix(f"{block}.attn_q_b", q_rank, heads * (nope + rope))
+        if is_lite:
+            draft.matrix(f"{block}.attn_q", size.n_embd, heads * (nope + rope))
+        else:
+            draft.matrix(f"{block}.attn_q_a", size.n_embd, q_rank)
+            draft.vector(f"{block}.attn_q_a_norm", q_rank)
+            draft.matrix(f"{block}.attn_q_b", q_rank, heads * (nope + rope))
+        if "attention__indexer__top_k" in keys:
+            draft.vector(f"{block}.indexer.k_norm", 128)
+            draft.bias(f"{block}.indexer.k_norm", 128)
+            draft.matrix(f"{block}.indexer.proj", size.n_embd, 4)
+            draft.matrix(f"{block}.indexer.attn_k", size.n_embd, 128)
+            draft.matrix(f"{block}.indexer.attn_q_b", q_rank, 4 * 128)
         draft.matrix(f"{block}.attn_kv_a_mqa", size.n_embd, kv_rank + rope)
         draft.vector(f"{block}.attn_kv_a_norm", kv_rank)
         if latent:
@@ -171,5 +205,9 @@ WRITERS: Final[dict[str, Callable[[ShapeName], Draft]]] = {
     "gpt-oss": _gpt_oss,
     "deepseek2": _deepseek2,
     "deepseek2-mha": _deepseek2_mha,
+    "deepseek2-lite": _deepseek2_lite,
+    "mistral4": _mistral4,
+    "deepseek32": _deepseek32,
+    "glm-dsa": _glm_dsa,
     "llama4": _llama4,
 }

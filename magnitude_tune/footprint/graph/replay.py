@@ -64,6 +64,8 @@ class Replay:
         self._peaks: dict[tuple[object, ...], tuple[int, ...]] = {}
         self._rotates_k = all(layer.k // max(1, layer.head_count_kv) % _ROTATION == 0 for layer in header.layers)
         self._rotates_v = all(layer.v // max(1, layer.head_count_kv) % _ROTATION == 0 for layer in header.layers)
+        indexed = header.shapes.hparams.get("attention.indexer.top_k")
+        self._indexed = indexed if isinstance(indexed, int) else 0
         self.known = self._recipe.known
 
     def buffers(
@@ -126,6 +128,7 @@ class Replay:
             ggml=self._ggml,
             k_block=TENSOR_TYPES[batch.type_k],
             v_block=TENSOR_TYPES[batch.type_v],
+            few_cells=batch.cells.full <= self._indexed,
         )
 
     def _contracted(self, placement: Placement, n_cpu_moe: int) -> tuple[_Kept, ...]:

@@ -15,7 +15,7 @@ from magnitude_tune.footprint.graph.frame import Cache, Frame, Layer
 from magnitude_tune.footprint.graph.recipes.transformer import caches_of
 from magnitude_tune.footprint.graph.tensors import F32, Tensor
 
-__all__ = ["Sizes", "deepseek2", "deepseek2ocr", "latent_attention", "sizes_of"]
+__all__ = ["Sizes", "deepseek2", "deepseek2ocr", "latent_attention", "sizes_of", "stored"]
 
 
 class Sizes(NamedTuple):
@@ -79,8 +79,8 @@ def latent_attention(
 ) -> Tensor:
     """One block's attention, output matrix included; `inputs`: positions, and what queries are multiplied by."""
     graph, sizes = frame.graph, sizes_of(frame, layer)
-    packed = frame.linear(source, layer, "attn_kv_a_mqa")
     q = _queries(frame, layer, source, sizes)
+    packed = frame.linear(source, layer, "attn_kv_a_mqa")
     row = packed.strides
     rotated = graph.view(packed, sizes.rotated, 1, frame.tokens, nb=(F32, row[1], row[1], row[1] * frame.tokens))
     rotated = graph.rope(rotated, inputs[0])
@@ -119,23 +119,44 @@ def _absorbed(
     k = graph.concat(v, rotated, 0)
     if scale is not None:
         q = graph.mul(q, scale)
-    for tensor in (q, v, k):
+    stored(frame, layer, cache, (q, v, k))
+    return frame.linear(cached(frame, layer, cache, q, sizes.rank), layer, "attn_output")
+
+
+def stored(frame: Frame, layer: Layer, cache: Cache, made: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Compute queries, values and the rows that begin with them, and cache the rows."""
+    graph, k = frame.graph, made[2]
+    for tensor in made:
         graph.expand(tensor)
     rows = graph.view(k, k.ne[0], frame.tokens)
     graph.expand(graph.set_rows(graph.cache(layer.place, rows.ne[0], 1), rows, cache.k_ids))
-    mixed = cached(frame, layer, cache, q, sizes.rank)
-    return frame.linear(mixed, layer, "attn_output")
 
 
-def cached(frame: Frame, layer: Layer, cache: Cache, q: Tensor, rank: int) -> Tensor:
-    """Attention over cached rows, whose first `rank` elements are the values."""
+def cached(frame: Frame, layer: Layer, cache: Cache, q: Tensor, rank: int, *, chosen: Tensor | None = None) -> Tensor:
+    """Attention over cached rows, whose first `rank` elements are the values.
+
+    `chosen`: ids of the cells that are attended to; all where it is None.
+    """
     graph = frame.graph
+    mask = cache.mask if chosen is None else _only(frame, cache.mask, chosen)
     elements, n_bytes = frame.options.k_block
     k = cells_of(frame, layer, cache, (q.ne[0], 1), frame.options.k_block)
     width = max(1, rank * n_bytes // (elements * abs(k.kind)))
     v = graph.part(k, width, 1, cache.cells, frame.streams)
     unpack = frame.weight(layer, "attn_v_b.weight")
-    return combine(frame, layer, (q, k, v), frame.streams, cache.mask, v_is_transposed=False, width=rank, unpack=unpack)
+    return combine(frame, layer, (q, k, v), frame.streams, mask, v_is_transposed=False, width=rank, unpack=unpack)
+
+
+def _only(frame: Frame, mask: Tensor, chosen: Tensor) -> Tensor:
+    """A mask with all cells hidden but the chosen ones."""
+    graph = frame.graph
+    cells, tokens, _, streams = mask.ne
+    hidden = graph.like("fill", mask)
+    single = graph.view(hidden, 1, cells, tokens, streams)
+    ids = graph.view(chosen, chosen.ne[0], tokens, streams)
+    zeros = graph.like("fill", Tensor("none", F32, (1, chosen.ne[0], tokens, streams)))
+    shown = graph.view(graph.set_rows(single, zeros, ids), cells, tokens, 1, streams)
+    return graph.add(shown, mask)
 
 
 def _unpacked(

@@ -64,6 +64,8 @@ _OWN: Final = {
     "deepseek2": ("latent", "deepseek2"),
     "deepseek2-ocr": ("latent", "deepseek2ocr"),
     "mistral4": ("latent", "deepseek2"),
+    "deepseek32": ("indexed", "deepseek32"),
+    "glm-dsa": ("indexed", "deepseek32"),
     "mamba": ("mamba", "mamba"),
     "mamba2": ("mamba", "mamba"),
     "jamba": ("mamba", "jamba"),
