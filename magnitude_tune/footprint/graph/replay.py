@@ -55,6 +55,8 @@ class Replay:
         self._ggml = ggml
         self._recipe = recipe_of(header.architecture)
         self._n_blocks = max(0, header.block_count - max(0, header.nextn_predict_layers))
+        deep = header.shapes.hparams.get("n_deepstack_layers")
+        self._turns_at = max(self._recipe.turns_at, deep if isinstance(deep, int) else 0)
         full = (index for index, layer in enumerate(header.layers, start=1) if layer.attention is Attention.FULL)
         self._period = next(full, 1)
         self._kinds = [self._kind(index) for index in range(self._n_blocks)]
@@ -161,7 +163,7 @@ class Replay:
     def _kind(self, index: int) -> tuple[object, ...]:
         of_block = self._header.shapes.kind_of_block
         shapes = of_block[index] if index < len(of_block) else -1
-        return (shapes, self._kv(index), self._slides(index), index < self._recipe.turns_at)
+        return (shapes, self._kv(index), self._slides(index), index < self._turns_at)
 
     def _kv(self, index: int) -> LayerKv:
         return self._header.layers[index] if index < len(self._header.layers) else _NO_KV
