@@ -73,6 +73,11 @@ class Journal:
         """What the grid was begun with, if something of it was measured: there is nothing to go on with otherwise."""
         return self._plans if self._slices or self._failures else None
 
+    @property
+    def points(self) -> frozenset[str]:
+        """The points at which something was measured."""
+        return frozenset(point for point, _ in self._slices)
+
     def begin(self, begun: Plans) -> None:
         """Keep what the grid is begun with; the last one counts.
 

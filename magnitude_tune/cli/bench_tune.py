@@ -127,7 +127,9 @@ def _tuned(
         )
         speed = unrefined(subject.header, subject.machine, subject.engine, workload)
         runner = Runner(candidates, speed, Before(evidence, others), journal, doing)
-        return tune(candidates, runner.expect, runner.run, max_runs=max_runs, noise=noise, tell=tell), runner
+        known = runner.known()
+        tuned = tune(candidates, runner.expect, runner.run, max_runs=max_runs, noise=noise, known=known, tell=tell)
+        return tuned, runner
 
 
 def _planned(candidate: Candidate, subject: Subject, options: BenchOptions) -> Subject:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Callable, Sequence
@@ -70,6 +71,16 @@ class Runner:
         workload = self._subject(0).resolution.workload
         turns = (self._speed.speed(each.settings, workload).turn_seconds for each in self._candidates)
         return tuple(Expected(turn.value, math.log(turn.high / turn.low) / (2 * SIGMA_90)) for turn in turns)
+
+    def known(self) -> tuple[int, ...]:
+        """The candidates that the journal has runs of, one number for each run, in the order they were made."""
+        found: list[tuple[str, int]] = []
+        for number, candidate in enumerate(self._candidates):
+            if candidate.point in self._journal.points:
+                with contextlib.suppress(DoesNotFitError):
+                    planned = self._subject(number).resolution.settings
+                    found += [(each.started_at, number) for each in self._journal.slices(candidate.point, planned)]
+        return tuple(number for _, number in sorted(found))
 
     def run(self, number: int) -> Run:
         """One process of that candidate.
