@@ -168,11 +168,11 @@ def _to_confirm(known: dict[int, _Known], best: _Known, noise: float, struck: Co
     plan = known[PLAN]
     if best.candidate == PLAN or plan.middle - best.middle > max(_PLAINLY, math.log1p(noise)):
         return ()
-    lacking = [each for each in (plan, best) if each.n_runs < 2 and each.candidate not in struck]
+    lacking = [each for each in (plan, best) if each.n_runs < 2]
     apart = plan.middle - best.middle
     if not lacking and apart <= _needed(known) * math.hypot(plan.sigma, best.sigma):
         lacking = [min((plan, best), key=lambda each: each.n_runs)] if apart > math.log1p(LEAST_NOISE) else []
-    return tuple(each.candidate for each in lacking)
+    return tuple(each.candidate for each in lacking if each.candidate not in struck)
 
 
 def _most_promising(
