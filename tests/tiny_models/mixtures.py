@@ -116,6 +116,9 @@ _PLANS: Final[dict[str, _Plan]] = {
         keys={"expert_group_scale": 0.05, "experts_per_group": 2, "expert_chunk_feed_forward_length": 128},
     ),
     "mimo2": _Plan(probabilities=True, keys={**_SLIDING, "expert_gating_func": 2}),
+    "qwen3vlmoe": _Plan(qk_norm="head", keys={"rope__dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 3}),
+    "rnd1": _Plan(qk_norm="head"),
+    "llada-moe": _Plan(qk_norm="head"),
     "step35": _Plan(
         dense=1, shared=True, probabilities=True, qk_norm="head", gate="head", keys={**_SIGMOID, **_SLIDING}
     ),

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 from magnitude_tune.footprint.graph.attention import Qkv, attended, combine, heads_of, project
-from magnitude_tune.footprint.graph.feed_forward import dense
+from magnitude_tune.footprint.graph.feed_forward import dense, mixture
 from magnitude_tune.footprint.graph.frame import Frame, Layer
 from magnitude_tune.footprint.graph.recipes.encoder import Batchwide, batchwide, embedding_norm, heads_without_cache
 from magnitude_tune.footprint.graph.recipes.transformer import Caches, caches_of
@@ -38,6 +38,7 @@ class Form(NamedTuple):
         squared: the feed-forward activation is relu squared.
         reads_embedding: logits are made with the token embedding where it lies.
         batchwide: tokens attend to the whole batch; there is no cache.
+        normalised: weights of experts, where there are some, are divided by their sum.
         four_positions: positions are told four times a token; None: where the header has sections of them.
     """
 
@@ -52,6 +53,7 @@ class Form(NamedTuple):
     squared: bool = False
     reads_embedding: bool = False
     batchwide: bool = False
+    normalised: bool = True
     four_positions: bool | None = False
 
 
@@ -105,6 +107,9 @@ FORMS: Final[Mapping[str, Form]] = {
     "chameleon": Form(head_layer_norm=True),
     "dream": Form(batchwide=True),
     "llada": Form(batchwide=True),
+    "rnd1": Form(batchwide=True),
+    "llada-moe": Form(batchwide=True, normalised=False),
+    "qwen3vlmoe": Form(four_positions=True),
     "maincoder": Form(rope_first=True),
     "pangu-embedded": Form(),
 }
@@ -201,7 +206,7 @@ def _in_sequence(frame: Frame, form: Form, layer: Layer, parts: tuple[Tensor | N
         if follows and "post_attention_norm.weight" in layer.shapes:
             mixed = frame.norm(mixed, layer, "post_attention_norm", layer_norm=form.layer_norm)
         residual = graph.add(graph.scale(mixed) if shrinks else mixed, source)
-    if "ffn_up.weight" not in layer.shapes:
+    if "ffn_up.weight" not in layer.shapes and "ffn_gate_inp.weight" not in layer.shapes:
         return residual
     # Some files name the norm before the network as others name the one after attention.
     name = "ffn_norm" if follows else "post_attention_norm"
@@ -220,6 +225,8 @@ def _normed(frame: Frame, form: Form, layer: Layer, source: Tensor, name: str) -
 
 def _fed(frame: Frame, form: Form, layer: Layer, source: Tensor) -> Tensor:
     if "ffn_sub_norm.weight" not in layer.shapes:
+        if "ffn_gate_inp.weight" in layer.shapes:
+            return mixture(frame, layer, source, form.normalised)
         return dense(frame, layer, source, squared=form.squared)
     up = frame.linear(source, layer, "ffn_up")
     inner = frame.graph.gated(frame.linear(source, layer, "ffn_gate"), up)

@@ -93,7 +93,6 @@ KINDS: Final[Mapping[str, Kind]] = {
     "hy_v3": Kind(late_rows="after"),
     "phimoe": Kind(normalised=True, q_scaled=True, residual_first=True),
     "granitemoe": Kind(normalised=True, logits_scaled=True, residual_scaled=True),
-    "qwen3vlmoe": _SUMMED,
 }
 """By architecture."""
 
