@@ -152,12 +152,17 @@ def test_half_a_gib_holds_the_real_model_only_without_repacking(
 
 
 def test_each_term_says_how_sure_it_is_and_why(make: SimpleNamespace) -> None:
-    """Weights and cache are exact, buffers bounded, the process estimated; every term has a rule and a pool."""
+    """Weights, cache and the CPU's buffer are exact, a card's and the process estimated; all have a rule and a pool."""
     machine = make.machine([make.device("CUDA0", "cuda", "vram0")])
     settings = make.settings(n_gpu_layers=10, devices=("CUDA0",), cache_ram=256)
     terms = footprint_model(make.gemma3_270m(), machine, None).footprint(settings).terms
-    certainty = {term.name: term.certainty for term in terms}
+    certainty = {term.name: term.certainty for term in terms if term.name != "compute"}
     assert certainty["weights"] == certainty["kv_cache"] == certainty["output"] == "exact"
-    assert certainty["compute"] == certainty["prompt_cache"] == "bounded"
+    assert certainty["prompt_cache"] == "bounded"
     assert certainty["process"] == certainty["device_overhead"] == "estimated"
+    compute = {term.device: term for term in terms if term.name == "compute"}
+    assert compute["CPU"].certainty == "exact"
+    card = compute["CUDA0"]
+    assert card.certainty == "estimated"
+    assert card.low_bytes < card.resident_bytes < card.high_bytes == card.reserved_bytes
     assert all(term.rule and term.pool in {"ram", "vram0"} for term in terms)
