@@ -30,13 +30,16 @@ _ROWS = (
     Configuration("small", {"n_ctx": 1000, "flash_attn": False, "slots": (4, True), "layers": "all", "n_devices": 2}),
     Configuration("large", {"n_ctx": 2048, "n_ubatch": 512, "kv": ("q8_0", "q8_0"), "slots": (4, False)}),
 )
-# Architectures without a recipe of their own, or whose compute buffers are not met in every row yet: each becomes an
-# error here as soon as it is.
-_COMPUTE_NOT_MET = frozenset({"deepseek2", "deepseek2-mha"})
+# With AMX and devices the server multiplies latent attention's stacked matrices elsewhere than planned: only
+# where the processor has AMX.
+_COMPUTE_NOT_MET = frozenset({("deepseek2", "server"), ("deepseek2-lite", "server"), ("mistral4", "server")})
+# The large row quantises the cache of V, which grok cannot have.
+_NO_LARGE_ROW = frozenset({"grok"})
+_UNKNOWN_TO_SERVER = frozenset({"cohere2moe", "minimax-01", "bailingmoe3"})
 _OF_DEVICES = frozenset({"layers", "n_devices"})
-# AMX takes matrices of latent attention that it cannot multiply; encoders with a decoder have one stream only. The
-# engine ends there with an assertion, whatever is planned.
-_ENGINE_REFUSES = frozenset({"deepseek2", "t5"})
+# AMX takes matrices of latent attention that it cannot multiply; an older indexer and encoders with a decoder have one
+# stream only; grok's V cache cannot be quantised. The engine ends or refuses there, whatever is planned.
+_ENGINE_REFUSES = frozenset({"deepseek2", "deepseek2-lite", "mistral4", "deepseek32", "glm-dsa", "grok", "t5"})
 _ENGINES: tuple[EngineKind, ...] = ("embedded", "server")
 
 
@@ -48,6 +51,8 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cells]:
 
     @functools.cache
     def of(kind: EngineKind, name: str) -> list[Cell]:
+        if kind == "server" and name in _UNKNOWN_TO_SERVER:
+            pytest.skip(f"the packaged llama-server does not know {name}")
         library = libraries.get(kind)
         if library is None:
             library = libraries[kind] = _library(kind)
@@ -98,13 +103,13 @@ def test_compute_and_output_are_close(
     cells: Cells, name: str, kind: EngineKind, request: pytest.FixtureRequest
 ) -> None:
     """Every device's compute and output buffer is within 5 % or 0.25 MiB, and never 2 % under."""
-    if name in _COMPUTE_NOT_MET:
-        request.applymarker(pytest.mark.xfail(reason="no recipe for its graph yet", strict=True))
+    if (name, kind) in _COMPUTE_NOT_MET:
+        request.applymarker(pytest.mark.xfail(reason="AMX moves matrices that nothing multiplies there", strict=False))
     assert [cell for cell in cells(kind, name) if cell.term in ("compute", "output") and not cell.hit] == []
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
+@pytest.mark.parametrize("name", [name for name in tiny_models.ARCHITECTURES if name not in _NO_LARGE_ROW])
 def test_a_large_model_needs_a_large_buffer(cells: Cells, name: str) -> None:
     """The large shapes are what they are for: their compute buffer measures 60 MiB at least with 2048 tokens."""
     assert max(cell.actual for cell in cells("embedded", name) if cell.term == "compute") > 60 * MIB

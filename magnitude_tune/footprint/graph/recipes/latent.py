@@ -7,7 +7,7 @@ Source: src/models/{deepseek2,deepseek2ocr,mistral4}.cpp.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from magnitude_tune.footprint.graph.attention import Qkv, attend, cells_of, combine, heads_of, project
 from magnitude_tune.footprint.graph.feed_forward import mixture
@@ -16,6 +16,8 @@ from magnitude_tune.footprint.graph.recipes.transformer import caches_of
 from magnitude_tune.footprint.graph.tensors import F32, Tensor
 
 __all__ = ["Sizes", "deepseek2", "deepseek2ocr", "latent_attention", "sizes_of", "stored"]
+
+_MAX_BLOCKS: Final = 1024
 
 
 class Sizes(NamedTuple):
@@ -138,7 +140,7 @@ def cached(frame: Frame, layer: Layer, cache: Cache, q: Tensor, rank: int, *, ch
     `chosen`: ids of the cells that are attended to; all where it is None.
     """
     graph = frame.graph
-    mask = cache.mask if chosen is None else _only(frame, cache.mask, chosen)
+    mask = cache.mask if chosen is None else _only(frame, layer, cache.mask, chosen)
     elements, n_bytes = frame.options.k_block
     k = cells_of(frame, layer, cache, (q.ne[0], 1), frame.options.k_block)
     width = max(1, rank * n_bytes // (elements * abs(k.kind)))
@@ -147,14 +149,19 @@ def cached(frame: Frame, layer: Layer, cache: Cache, q: Tensor, rank: int, *, ch
     return combine(frame, layer, (q, k, v), frame.streams, mask, v_is_transposed=False, width=rank, unpack=unpack)
 
 
-def _only(frame: Frame, mask: Tensor, chosen: Tensor) -> Tensor:
-    """A mask with all cells hidden but the chosen ones."""
+def _only(frame: Frame, layer: Layer, mask: Tensor, chosen: Tensor) -> Tensor:
+    """A mask with all cells hidden but the chosen ones.
+
+    The zeros of all blocks have memory from the start on: those of the blocks that this one stands for, too.
+    """
     graph = frame.graph
     cells, tokens, _, streams = mask.ne
     hidden = graph.like("fill", mask)
     single = graph.view(hidden, 1, cells, tokens, streams)
     ids = graph.view(chosen, chosen.ne[0], tokens, streams)
-    zeros = graph.like("fill", Tensor("none", F32, (1, chosen.ne[0], tokens, streams)))
+    n_zeros = min(max(1, layer.stands_for), _MAX_BLOCKS)
+    blank = [Tensor("none", F32, (1, chosen.ne[0], tokens, streams)) for _ in range(n_zeros)]
+    zeros = graph.like("fill", *blank)
     shown = graph.view(graph.set_rows(single, zeros, ids), cells, tokens, 1, streams)
     return graph.add(shown, mask)
 

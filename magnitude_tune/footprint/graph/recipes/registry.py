@@ -88,6 +88,8 @@ _OWN: Final = {
     "arwkv7": ("rwkv", "arwkv7"),
 }
 
+# Recipes in which a block that stands for others takes their memory, too.
+_COUNTING: Final = frozenset({"per_layer", "indexed"})
 _TURNS_AT: Final = {"gemma3n": 10}
 
 
@@ -96,7 +98,7 @@ def recipe_of(architecture: str) -> Recipe:
     if own := _OWN.get(architecture):
         module, function = own
         build = getattr(import_module(f"{__package__}.{module}"), function)
-        return Recipe(build, True, _TURNS_AT.get(architecture, 0), counts=module == "per_layer")
+        return Recipe(build, True, _TURNS_AT.get(architecture, 0), counts=module in _COUNTING)
     if style := _STYLES.get(architecture):
         return Recipe(lambda frame: transformer(frame, style), known=True)
     decoders = import_module(f"{__package__}.dense")
