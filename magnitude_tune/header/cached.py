@@ -23,7 +23,7 @@ from magnitude_tune.header.values import (
 )
 from magnitude_tune.storage import read_cached, write_cached
 
-__all__ = ["read_model_cached"]
+__all__ = ["header_document", "header_of_document", "read_model_cached"]
 
 _WHOLE_NUMBERS: Final = (
     *("version", "block_count", "nextn_predict_layers", "n_embd", "n_vocab", "sliding_window"),
@@ -52,11 +52,11 @@ def read_model_cached(path: str | os.PathLike[str]) -> ModelHeader:
     stored = read_cached(name, key)
     if stored is not None:
         try:
-            return _from_json(cast("dict[str, Any]", stored), where)
+            return header_of_document(cast("dict[str, Any]", stored), where)
         except (LookupError, TypeError, ValueError):
             pass
     header = _read(where)
-    write_cached(name, key, _to_json(header))
+    write_cached(name, key, header_document(header))
     return header
 
 
@@ -79,8 +79,8 @@ def _key(path: str) -> str | None:
     return "/".join(parts)
 
 
-def _to_json(header: ModelHeader) -> dict[str, object]:
-    """Flat rows: a few milliseconds to load for a model of 80 blocks."""
+def header_document(header: ModelHeader) -> dict[str, object]:
+    """A header as JSON-able values, in flat rows: a few milliseconds to load for a model of 80 blocks."""
     values: dict[str, object] = {name: getattr(header, name) for name in header.__slots__}
     values["shards"] = [[shard.n_bytes, shard.missing_bytes] for shard in header.shards]
     values["layers"] = [_row(layer) for layer in header.layers]
@@ -96,8 +96,12 @@ def _row(value: LayerKv | TensorGroup | MoeFacts | RecurrentShape) -> list[objec
     return list(value)
 
 
-def _from_json(stored: dict[str, Any], path: str) -> ModelHeader:
-    """Paths are not stored: the same file may be named from another folder."""
+def header_of_document(stored: dict[str, Any], path: str) -> ModelHeader:
+    """The header again; paths are not stored: the same file may be named from another folder.
+
+    Raises:
+        LookupError, TypeError, ValueError: this is not what was stored.
+    """
     paths = shard_paths(path)
     values = dict(stored)
     values["path"] = paths[0]

@@ -22,13 +22,14 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final, NamedTuple
 
 from pydantic import TypeAdapter
 
 from magnitude_tune.fingerprint.stored import from_document
 from magnitude_tune.fingerprint.values import EngineFacts
+from magnitude_tune.header.cached import header_of_document
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.observations.statistics import SIGMA_90, summarise
 from magnitude_tune.pipeline.resolve import shipped_coefficients
@@ -43,6 +44,10 @@ WITHIN: Final = 0.03
 DRAWS: Final = 60
 SEEDS: Final = 40
 MAX_RUNS: Final = (6, 8)
+_CHANCE: Final = 3.5
+"""Standard deviations between runs that the medians of 20 equal settings, of three runs each, lie apart by chance."""
+
+_RULE: Final = "|---|---|---|---|---|---|"
 _QUANTITIES: Final[tuple[Quantity, ...]] = ("tg", "pp")
 
 
@@ -98,11 +103,12 @@ class Table(NamedTuple):
 def read_tables(path: Path) -> Iterator[Table]:
     """The tables of one file: the rows on the CPU with those of each device over RPC."""
     document = json.loads(path.read_text())
-    rows = [_row(row) for row in document["rows"] if row["rounds"]]
+    cores = document["machine"]["cpu"]["usable_cores"]
+    rows = [_row(row, cores) for row in document["rows"] if row["rounds"]]
     for threads in sorted({row.setting["rpc_threads"] for row in rows} - {0}) or [0]:
         yield Table(
             name=f"{path.stem}, {threads} threads over RPC" if threads else path.stem,
-            header=TypeAdapter(ModelHeader).validate_python(document["model"]),
+            header=header_of_document(document["model"]["header"], document["model"]["path"]),
             machine=from_document(document["machine"], str(path)),
             engine=TypeAdapter(EngineFacts).validate_python(document["engine"]),
             turn=Workload(**document["turn"]),
@@ -110,8 +116,8 @@ def read_tables(path: Path) -> Iterator[Table]:
         )
 
 
-def _row(document: Mapping[str, Any]) -> Row:
-    usual = {"threads": 2, "ubatch": 512, "flash_attn": True, "depth": 0, "offloaded": 0.0, "rpc_threads": 0}
+def _row(document: Mapping[str, Any], cores: int) -> Row:
+    usual = {"threads": cores, "ubatch": 512, "flash_attn": True, "depth": 0, "offloaded": 0.0, "rpc_threads": 0}
     setting = document["setting"]
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in document["settings"].items()}
     label = " ".join(f"{name}={value}" for name, value in setting.items() if value != usual[name])
@@ -249,34 +255,33 @@ def random_search(space: Space, max_runs: int) -> Search:
 
 
 def optuna_search(space: Space, max_runs: int) -> Search | None:
-    """Optuna's TPE over the same settings, each axis a category; None where it is not installed."""
+    """Optuna's TPE over the same axes, in their order; None where it is not installed.
+
+    Not every combination is in the table: the nearest row that was not run yet is, as random search never repeats one.
+    """
     if importlib.util.find_spec("optuna") is None:
         return None
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     axes = {name: sorted({row.setting[name] for row in space.rows}) for name in space.rows[0].setting}
-    by_axes = {tuple(row.setting.values()): number for number, row in enumerate(space.rows)}
+    places = [tuple(axes[name].index(row.setting[name]) for name in axes) for row in space.rows]
     over = []
     for seed in range(SEEDS):
-        measured: dict[int, float] = {}
-
-        def objective(trial: Any, measured: dict[int, float] = measured, seed: int = seed) -> float:
-            point = tuple(trial.suggest_categorical(name, values) for name, values in axes.items())
-            number = _nearest(point, by_axes)
-            measured[number] = space.run(number, seed + len(measured)).seconds
-            return measured[number]
-
         study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=3))
-        study.optimize(objective, n_trials=max_runs)
+        measured: dict[int, float] = {}
+        for _ in range(min(max_runs, len(space.rows))):
+            trial = study.ask()
+            point = [trial.suggest_int(name, 0, len(values) - 1) for name, values in axes.items()]
+            number = min(
+                (k for k in range(len(places)) if k not in measured),
+                key=lambda k: sum(abs(one - other) for one, other in zip(places[k], point, strict=True)),  # noqa: B023
+            )
+            measured[number] = space.run(number, seed + len(measured)).seconds
+            study.tell(trial, measured[number])
         best = min(measured, key=measured.__getitem__)
         over.append(space.seconds[best] / min(space.seconds) - 1)
     return Search("Optuna's TPE", tuple(over), (max_runs,) * SEEDS)
-
-
-def _nearest(point: tuple[Any, ...], by_axes: Mapping[tuple[Any, ...], int]) -> int:
-    """The row with most axes as asked: not every combination is in the table."""
-    return by_axes[max(by_axes, key=lambda known: sum(a == b for a, b in zip(point, known, strict=True)))]
 
 
 def always_usual(space: Space, _max_runs: int) -> Search:
@@ -306,7 +311,7 @@ def judged(table: Table) -> list[str]:
     lines = [f"### {table.name}", "", f"{len(table.rows)} settings, {n_rounds} runs, {clean} of them undisturbed.", ""]
     lines += [
         "| | noise floor | shipped | after 1 run | after 3 | 90 % coverage after 3 |",
-        "|---|---|---|---|---|---|",
+        _RULE,
     ]
     for quantity in _QUANTITIES:
         shipped, one, three = (errors_after(table, n, quantity) for n in (0, 1, 3))
@@ -316,7 +321,7 @@ def judged(table: Table) -> list[str]:
     lines += [
         "",
         "| tuning | runs allowed | runs used | within 3 % | median over the best | worst |",
-        "|---|---|---|---|---|---|",
+        _RULE,
     ]
     for max_runs in MAX_RUNS:
         for search in SEARCHES:
@@ -332,20 +337,27 @@ def judged(table: Table) -> list[str]:
 
 def _flatness(space: Space) -> Iterator[str]:
     best, worst = min(space.seconds), max(space.seconds)
-    runs = [
-        space.table.seconds(each.rate("pp"), each.rate("tg")) / median_of
-        for row, median_of in zip(space.rows, space.seconds, strict=True)
-        for each in row.rounds
-    ]
-    noise = median(abs(each - 1) for each in runs)
+    noise = _scatter(space)
     near = sum(each <= best * (1 + WITHIN) for each in space.seconds)
     yield (
-        f"The slowest turn is {worst / best:.2f} times the best; a run is off its setting's median by {noise:.1%}; "
+        f"The slowest turn is {worst / best:.2f} times the best; runs of one setting scatter by {noise:.1%}; "
         f"{near} of {len(space.seconds)} settings lie within 3 % of the best."
     )
     usual = always_usual(space, 0).over_best[0]
-    if usual <= max(WITHIN, noise):
+    if math.log(worst / best) < _CHANCE * noise:
+        yield "Too flat to tell: chance alone makes settings differ as much."
+    elif usual <= max(WITHIN, noise):
         yield f"Too flat to tell tuning from the usual setting: that one is {usual:.1%} over the best."
+
+
+def _scatter(space: Space) -> float:
+    """Standard deviation of the turn's logarithm between rounds of one setting, pooled."""
+    squares = freedom = 0.0
+    for row in space.rows:
+        turns = [math.log(space.table.seconds(each.rate("pp"), each.rate("tg"))) for each in row.rounds]
+        squares += sum((each - fmean(turns)) ** 2 for each in turns)
+        freedom += len(turns) - 1
+    return math.sqrt(squares / freedom) if freedom else math.nan
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ from magnitude_tune.engines.values import EngineSession, Launch, MemoryReading, 
 from magnitude_tune.errors import EngineError
 from magnitude_tune.fingerprint.stored import to_document
 from magnitude_tune.fingerprint.values import EngineFacts
-from magnitude_tune.header.values import ModelHeader
+from magnitude_tune.header.cached import header_document
 from magnitude_tune.pipeline.resolve import ResolveOptions, resolve_request
 from magnitude_tune.request import Settings
 
@@ -242,14 +242,14 @@ def _table(model: Path, subjects: Mapping[int, Subject], journal: Journal) -> di
         )
     subject = subjects[1]
     machine = to_document(subject.machine) | {"engines": [], "notes": [], "details": None, "hostname": "replay"}
-    header = json.loads(TypeAdapter(ModelHeader).dump_json(replace(subject.header, path=model.name, shards=())))
+    header = header_document(subject.header)
     engine = json.loads(TypeAdapter(EngineFacts).dump_json(replace(subject.engine, path="llama-server")))
     return {
         "schema_version": 1,
         "measured": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": "python tests/benchmarks/replay_table.py --home FOLDER",
         "turn": {"n_prompt": N_PROMPT, "n_gen": N_GEN},
-        "model": header,
+        "model": {"path": model.name, "header": header},
         "machine": machine,
         "engine": engine | {"library_dirs": []} if "library_dirs" in engine else engine,
         "rows": rows,
