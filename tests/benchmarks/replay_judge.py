@@ -275,7 +275,7 @@ def optuna_search(space: Space, max_runs: int) -> Search | None:
             point = [trial.suggest_int(name, 0, len(values) - 1) for name, values in axes.items()]
             number = min(
                 (k for k in range(len(places)) if k not in measured),
-                key=lambda k: sum(abs(one - other) for one, other in zip(places[k], point, strict=True)),  # noqa: B023
+                key=lambda k: sum(abs(one - other) for one, other in zip(places[k], point, strict=True)),
             )
             measured[number] = space.run(number, seed + len(measured)).seconds
             study.tell(trial, measured[number])

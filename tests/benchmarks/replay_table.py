@@ -1,4 +1,4 @@
-"""Measures the replay tables: two models, 25 settings each, three interleaved rounds of pp256/tg32, fresh processes.
+"""Measures the replay tables: two models, 24 settings each, three interleaved rounds of pp256/tg32, fresh processes.
 
     python tests/benchmarks/replay_table.py --home FOLDER [--out tests/benchmarks/replay]
 
@@ -77,7 +77,6 @@ SETTINGS: Final = (
     Setting(flash_attn=False, threads=1),
     Setting(depth=DEPTH),
     Setting(depth=DEPTH, flash_attn=False),
-    Setting(depth=DEPTH, threads=1),
     *(Setting(offloaded=share, rpc_threads=n) for n in (1, 2) for share in (0.5, 1.0)),
     *(Setting(offloaded=1.0, rpc_threads=n, threads=1) for n in (1, 2)),
     *(Setting(offloaded=0.5, rpc_threads=n, ubatch=64) for n in (1, 2)),
