@@ -29,7 +29,6 @@ class Routing(NamedTuple):
         weight_first: the input is weighted, not the output.
         raw_choice: experts are chosen by the router's scores as they are.
         clamped: activations are limited by single operations instead of a fused one.
-        squared: the activation is relu squared.
         grouped: ids of the chosen experts are brought to those of their groups.
         chosen_apart: experts are chosen by an activation of their own of the same scores.
     """
@@ -43,7 +42,6 @@ class Routing(NamedTuple):
     weight_first: bool = False
     raw_choice: bool = False
     clamped: bool = False
-    squared: bool = False
     grouped: bool = False
     chosen_apart: bool = False
 
@@ -184,8 +182,7 @@ def _inner(frame: Frame, layer: Layer, operands: tuple[Tensor, Tensor], routing:
         return graph.gated(graph.part(both, *half), graph.part(both, *half))
     up = _expert(frame, layer, source, chosen, f"ffn_up{suffix}")
     if f"ffn_gate{suffix}.weight" not in layer.shapes:
-        inner = graph.unary(up)
-        return graph.like("sqr", inner) if routing.squared else inner
+        return graph.unary(up)
     gate = _expert(frame, layer, source, chosen, f"ffn_gate{suffix}")
     return limited(frame, gate, up) if routing.clamped else graph.gated(gate, up)
 
