@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from magnitude_tune.footprint.parts import HOST, Part
-from magnitude_tune.header.types import TENSOR_TYPES
+from magnitude_tune.header.types import row_bytes
 from magnitude_tune.header.values import Attention, ModelHeader
 
 __all__ = ["Checkpoints"]
@@ -51,12 +51,12 @@ class Checkpoints:
         if not self.needed:
             return 0
         n_cells = min(self._window, max(1, n_ctx_slot)) if self._rows else 0
-        cell = sum(_row(type_k, k) + _row(type_v, v) for k, v in self._rows)
+        cell = sum(row_bytes(type_k, k) + row_bytes(type_v, v) for k, v in self._rows)
         return n_cells * (cell + _CELL_BYTES) + _LAYER_BYTES * len(self._rows) + self._state
 
     def conversation_bytes(self, n_ctx_slot: int, type_k: str, type_v: str) -> int:
         """Bytes of a whole conversation as the prompt cache keeps it, without its checkpoints."""
-        cell = sum(_row(type_k, k) + _row(type_v, v) for k, v in self._full)
+        cell = sum(row_bytes(type_k, k) + row_bytes(type_v, v) for k, v in self._full)
         return max(1, n_ctx_slot) * (cell + _CELL_BYTES) + self.n_bytes(n_ctx_slot, type_k, type_v)
 
     def parts(self, n_checkpoints: int, n_slots: int, one: int) -> list[Part]:
@@ -66,11 +66,6 @@ class Checkpoints:
         each = max(1, n_slots) * one
         made = min(n_checkpoints, _PER_PROMPT)
         return [Part("checkpoints", HOST, n_checkpoints * each, made * each, "bounded", _RULE, 0, n_checkpoints * each)]
-
-
-def _row(type_name: str, n_elements: int) -> int:
-    elements, size = TENSOR_TYPES[type_name]
-    return -(-max(0, n_elements) * size // elements)
 
 
 _RULE: Final = (

@@ -22,8 +22,8 @@ from magnitude_tune.footprint.placement import Placement, place_layers
 from magnitude_tune.footprint.projector import encoder_bytes
 from magnitude_tune.footprint.values import Footprint, FootprintModel, Term
 from magnitude_tune.header.projector import ProjectorFacts
-from magnitude_tune.header.types import TENSOR_TYPES
-from magnitude_tune.header.values import LayerKv, ModelHeader, Role
+from magnitude_tune.header.types import row_bytes
+from magnitude_tune.header.values import ModelHeader, Role
 from magnitude_tune.request import ALL_LAYERS, Companions, Settings
 
 __all__ = ["Beside", "with_companions"]
@@ -132,10 +132,11 @@ class _WithCompanions:
         found = self._extras.get(key := (layers, _CONTEXT(settings)))
         if found is None:
             terms = (*self._projector_terms(settings), *self._draft_terms(settings), *self._own_terms(settings))
+            together = Footprint(terms)
             found = _Extra(
                 terms,
-                tuple(sum(term.reserved_bytes for term in terms if term.pool == pool) for pool in self.pools),
-                tuple(sum(term.reserved_bytes for term in terms if term.device == name) for name in self.devices),
+                tuple(map(together.reserved_of_pool, self.pools)),
+                tuple(map(together.reserved_of_device, self.devices)),
             )
             self._extras[key] = found
         return found
@@ -261,14 +262,9 @@ class _OwnBlocks:
         layer = self._layers[block] if block < len(self._layers) else None
         if layer is None or not layer.k:
             layer = self._attending
-        return 0 if layer is None else size.full * size.streams * _row_bytes(layer, type_k, type_v)
-
-
-def _row_bytes(layer: LayerKv, type_k: str, type_v: str) -> int:
-    return sum(
-        -(-max(0, elements) * TENSOR_TYPES[name][1] // TENSOR_TYPES[name][0])
-        for elements, name in ((layer.k, type_k), (layer.v, type_v))
-    )
+        if layer is None:
+            return 0
+        return size.full * size.streams * (row_bytes(type_k, layer.k) + row_bytes(type_v, layer.v))
 
 
 def _blocks_by_place(placement: Placement, blocks: range) -> Iterable[tuple[int, range]]:

@@ -15,7 +15,7 @@ from magnitude_tune.footprint.batch import Batch, padded
 from magnitude_tune.footprint.parts import HOST, Part
 from magnitude_tune.footprint.placement import Placement
 from magnitude_tune.footprint.weights import CUDA_LIKE
-from magnitude_tune.header.types import TENSOR_TYPES
+from magnitude_tune.header.types import TENSOR_TYPES, row_bytes
 from magnitude_tune.header.values import Attention, LayerKv, ModelHeader
 from magnitude_tune.request import KV_TYPES
 
@@ -56,10 +56,6 @@ class KvCache:
         self._shape = (max(0, state.r), max(0, state.s)) if state else (0, 0)
         self._rows: dict[tuple[str, str, bool], list[_Row]] = {}
         self._states: dict[tuple[int, int], list[int]] = {}
-        self.has_sliding = any(self._slides(layer) for layer in self._layers)
-        self.has_full = any(
-            layer is not None and layer.attention in _CACHING and not self._slides(layer) for layer in self._layers
-        )
 
     def parts(self, placement: Placement, batch: Batch) -> list[Part]:
         """KV cache and recurrent state of one placement."""
@@ -103,19 +99,20 @@ class KvCache:
         return found
 
     def _row(self, layer: LayerKv | None, type_k: str, type_v: str, flash_attn: bool) -> _Row:
-        k_row, v_row = _row_size(type_k), _row_size(type_v)
+        _require_known(type_k)
+        _require_known(type_v)
         if layer is None or (layer.attention not in _CACHING and not layer.padded_v):
             return _Row()
         # Without flash attention V is kept transposed, in rows of the widest layer.
         v = layer.v if flash_attn else max(layer.v, layer.padded_v)
-        cell = _bytes(k_row, layer.k) + _bytes(v_row, v)
-        indexer = _bytes(k_row, layer.indexer) + _bytes(v_row, layer.indexer_v)
-        filling = sum(_filling(k_row, n) for n in (layer.k, layer.indexer))
-        filling += sum(_filling(v_row, n) for n in (v, layer.indexer_v))
+        cell = row_bytes(type_k, layer.k) + row_bytes(type_v, v)
+        indexer = row_bytes(type_k, layer.indexer) + row_bytes(type_v, layer.indexer_v)
+        filling = sum(_filling(type_k, n) for n in (layer.k, layer.indexer))
+        filling += sum(_filling(type_v, n) for n in (v, layer.indexer_v))
         if layer.compress_ratio:
             light = layer.compress_ratio == _RATIOS[0]
-            compressed = _bytes(k_row, layer.k) + indexer
-            filling += _filling(k_row, layer.k)
+            compressed = row_bytes(type_k, layer.k) + indexer
+            filling += _filling(type_k, layer.k)
             return _Row(0, cell, compressed if light else 0, 0 if light else compressed, filling)
         # An indexer looks at all tokens, also where its layer slides.
         return _Row(indexer, cell, 0, 0, filling) if self._slides(layer) else _Row(cell + indexer, 0, 0, 0, filling)
@@ -139,22 +136,14 @@ class KvCache:
         return layer is not None and layer.attention is Attention.SLIDING and self._window > 0
 
 
-def _row_size(type_name: str) -> tuple[int, int]:
-    """Elements and bytes of a block of the type."""
+def _require_known(type_name: str) -> None:
     if type_name not in KV_TYPES:
         raise UsageError(f"unknown KV cache type {type_name!r}", hint=f"known types: {', '.join(KV_TYPES)}")
-    return TENSOR_TYPES[type_name]
 
 
-def _bytes(block: tuple[int, int], n_elements: int) -> int:
-    """Bytes of one row; a row that cannot be cut into blocks, which the engine refuses, counts its share."""
-    elements, size = block
-    return -(-max(0, n_elements) * size // elements)
-
-
-def _filling(block: tuple[int, int], n_elements: int) -> int:
+def _filling(type_name: str, n_elements: int) -> int:
     """What CUDA adds to a tensor of quantised rows that are no multiple of 512 elements, aligned to 128 bytes."""
-    elements, size = block
+    elements, size = TENSOR_TYPES[type_name]
     if elements == 1 or n_elements <= 0:
         return 0
     return _aligned(-n_elements % _CUDA_ROW // elements * size, _CUDA_ALIGNMENT)

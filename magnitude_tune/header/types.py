@@ -116,17 +116,15 @@ FILE_TYPES: Final[dict[int, str]] = {
 
 
 def row_bytes(type_name: str, n_elements: int) -> int:
-    """Bytes of a row of `n_elements` stored as `type_name`, whole blocks (ggml_row_size).
+    """Bytes of a row of `n_elements` stored as `type_name` (ggml_row_size).
+
+    A row that cannot be cut into whole blocks, which engines refuse, counts its share; one below zero counts nothing.
 
     Raises:
-        UsageError: the type is not one of ggml's, or a row of that length cannot be cut into its blocks.
+        UsageError: the type is not one of ggml's.
     """
     block = TENSOR_TYPES.get(type_name)
     if block is None:
         raise UsageError(f"unknown ggml type {type_name!r}", hint=f"known types: {', '.join(TENSOR_TYPES)}")
     elements, size = block
-    if n_elements % elements:
-        raise UsageError(
-            f"a row of {n_elements} elements cannot be stored as {type_name}: it packs {elements} at a time"
-        )
-    return n_elements // elements * size
+    return -(-max(0, n_elements) * size // elements)

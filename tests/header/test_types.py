@@ -17,10 +17,10 @@ def test_cache_types_take_bytes_per_block_of_32(type_name: str, per_32: int) -> 
     assert row_bytes(type_name, 1024) == 32 * per_32
 
 
-def test_a_row_that_cannot_be_cut_into_blocks_is_refused() -> None:
-    """A row of 40 elements cannot be q8_0, and a type that does not exist is named with those that do."""
-    with pytest.raises(UsageError, match="packs 32 at a time"):
-        row_bytes("q8_0", 40)
+def test_a_row_that_cannot_be_cut_into_blocks_counts_its_share() -> None:
+    """40 elements of q8_0 are a block and a quarter, fewer than none are none; an unknown type is an error."""
+    assert row_bytes("q8_0", 40) == 43
+    assert row_bytes("q8_0", -40) == 0
     with pytest.raises(UsageError, match="unknown ggml type") as caught:
         row_bytes("q8_9", 32)
     assert "q8_0" in str(caught.value.hint)
