@@ -39,7 +39,9 @@ _UNKNOWN_TO_SERVER = frozenset({"cohere2moe", "minimax-01", "bailingmoe3"})
 _OF_DEVICES = frozenset({"layers", "n_devices"})
 # AMX takes matrices of latent attention that it cannot multiply; an older indexer and encoders with a decoder have one
 # stream only; grok's V cache cannot be quantised. The engine ends or refuses there, whatever is planned.
-_ENGINE_REFUSES = frozenset({"deepseek2", "deepseek2-lite", "mistral4", "deepseek32", "glm-dsa", "grok", "t5"})
+_ENGINE_REFUSES = frozenset(
+    {"deepseek2", "deepseek2-lite", "mistral4", "deepseek32", "glm-dsa", "kimi-linear", "bailingmoe3", "grok", "t5"}
+)
 _ENGINES: tuple[EngineKind, ...] = ("embedded", "server")
 
 

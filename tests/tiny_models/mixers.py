@@ -15,6 +15,9 @@ __all__ = ["WRITERS"]
 def _nemotron_h(shape: ShapeName, *, mixture: bool = False) -> Draft:
     """Each block is a state, attention or a network, in turn."""
     size = Size.of(shape, n_layer=6)
+    if shape == "large":
+        # Without gates the network is one matrix wide.
+        size = size._replace(n_ff=2 * size.n_ff)
     kinds = ["state", "network", "attention", "state", "network", "state"]
     n_ff = [size.n_ff if kind == "network" else 0 for kind in kinds]
     heads = [size.n_head_kv if kind == "attention" else 0 for kind in kinds]
@@ -262,7 +265,7 @@ def _delta_attention(draft: Draft, block: str, size: Size, head: int, *, low_ran
 
 def _minimax_01(shape: ShapeName) -> Draft:
     """Linear attention in two blocks of three; experts in all."""
-    size = Size.of(shape, n_layer=6, n_ff=256 if shape == "small" else 1024)
+    size = Size.of(shape, n_layer=6, n_ff=256 if shape == "small" else 8192)
     n_expert, inner = 8, size.n_head * size.head
     draft = start("minimax-01", size)
     draft.keys(residual_scale=3.5, full_attention_interval=3, expert_count=n_expert, expert_used_count=2)
