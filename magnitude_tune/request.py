@@ -18,6 +18,7 @@ __all__ = [
     "DEFAULT_N_CTX",
     "KV_TYPES",
     "NO_COMPANIONS",
+    "PLAIN_KV_TYPES",
     "REFERENCE_TURN",
     "Companions",
     "Concession",
@@ -42,6 +43,9 @@ DEFAULT_N_CTX: Final = 8192
 
 KV_TYPES: Final = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 """Types the engine can keep a KV cache in."""
+
+PLAIN_KV_TYPES: Final = frozenset({"f32", "f16", "bf16"})
+"""Those of them that are not quantised: without flash attention V can have no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

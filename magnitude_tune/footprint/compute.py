@@ -17,13 +17,13 @@ from magnitude_tune.footprint.graph.replay import NEWEST_GGML, Replay
 from magnitude_tune.footprint.parts import HOST, Part
 from magnitude_tune.footprint.placement import Placement, Span
 from magnitude_tune.header.values import Attention, ModelHeader
+from magnitude_tune.request import PLAIN_KV_TYPES
 
 __all__ = ["Compute"]
 
 _CUDA_BACKENDS: Final = frozenset({"cuda", "rocm"})
 _OFFLOAD_MIN_BATCH: Final = 32
 _VERSION: Final = re.compile(r"0\.(\d{1,6})\.(\d{1,6})")
-_PLAIN_KV: Final = frozenset({"f32", "f16", "bf16"})
 _PRINTING_BACKENDS: Final = frozenset({"cpu", "rpc"})
 """Backends whose buffers were compared with what engines print."""
 
@@ -81,7 +81,7 @@ class Compute:
         if batch.n_tokens >= _OFFLOAD_MIN_BATCH and backend in HOST_BUFFER_BACKENDS:
             # Large batches copy a matrix that stays on the host to the first device.
             extra += largest_on_host
-        quantised = batch.type_k not in _PLAIN_KV or batch.type_v not in _PLAIN_KV
+        quantised = batch.type_k not in PLAIN_KV_TYPES or batch.type_v not in PLAIN_KV_TYPES
         if backend in _CUDA_BACKENDS and quantised and batch.flash_attn and span.end > span.first:
             # CUDA's flash attention reads quantised caches through an f16 copy of one layer.
             extra += 2 * max(batch.cells.full, batch.cells.sliding) * batch.cells.streams * self._kv_width

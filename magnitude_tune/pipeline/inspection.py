@@ -25,6 +25,7 @@ from magnitude_tune.pipeline.resolve import wanted_engine
 from magnitude_tune.request import (
     DEFAULT_N_CTX,
     NO_COMPANIONS,
+    PLAIN_KV_TYPES,
     Companions,
     Request,
     Settings,
@@ -37,8 +38,6 @@ __all__ = ["InspectOptions", "Planned", "plan_as_written"]
 _N_BATCH: Final = 2048
 _N_UBATCH: Final = 512
 """llama-server's own defaults."""
-
-_PLAIN_V: Final = ("f16", "f32", "bf16")
 
 
 class InspectOptions(NamedTuple):
@@ -202,7 +201,7 @@ def _split(used: Sequence[Device], n_gpu_layers: int, shares: str | None) -> tup
 
 def _refused(settings: Settings) -> tuple[Finding, ...]:
     """What an engine would not start with, though its memory can be told."""
-    if settings.flash_attn or settings.type_v in _PLAIN_V:
+    if settings.flash_attn or settings.type_v in PLAIN_KV_TYPES:
         return ()
     message = f"the engine refuses a {settings.type_v} V cache without flash attention"
     return (Finding(Rule.ENGINE_REFUSES, message, Place("--type-v"), "use --flash-attn on, or f16", "type_v"),)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from magnitude_tune.fingerprint.layouts import extra_buffers
 from magnitude_tune.fingerprint.values import HOST_BUFFER_BACKENDS
 from magnitude_tune.header.values import Attention, ModelHeader
-from magnitude_tune.request import LoadMode, Settings, Workload, layers_per_device
-from magnitude_tune.resolver.kv_types import PLAIN_TYPES
+from magnitude_tune.request import PLAIN_KV_TYPES, LoadMode, Settings, Workload, layers_per_device
 from magnitude_tune.resolver.placements import Group, Placement, device_groups
 from magnitude_tune.resolver.subject import Subject
 
@@ -233,7 +232,7 @@ def _flash_attention(search: Search, shape: Shape, placement: Placement) -> tupl
     """
     if not search.subject.header.flash_attn:
         return (False,)
-    if shape.type_v not in PLAIN_TYPES:
+    if shape.type_v not in PLAIN_KV_TYPES:
         return (True,)
     if (pinned := search.pins.get("flash_attn")) is not None:
         return (bool(pinned),)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from magnitude_tune.header.values import ModelHeader
-from magnitude_tune.request import DEFAULT_N_CTX, Request
+from magnitude_tune.request import DEFAULT_N_CTX, PLAIN_KV_TYPES, Request
 from magnitude_tune.resolver.candidates import Shape
-from magnitude_tune.resolver.kv_types import PLAIN_TYPES, can_cache_in
+from magnitude_tune.resolver.kv_types import can_cache_in
 
 __all__ = ["conceding_shapes", "wanted_shape"]
 
@@ -23,7 +23,7 @@ def wanted_shape(request: Request, header: ModelHeader) -> Shape:
     """
     trained = header.context_length or DEFAULT_N_CTX
     types = {name: pin.value for name in ("type_k", "type_v") if (pin := request.pin(name)) is not None}
-    if not header.flash_attn and types.get("type_v") not in PLAIN_TYPES:
+    if not header.flash_attn and types.get("type_v") not in PLAIN_KV_TYPES:
         types["type_v"] = "f16"
     unified = request.pin("kv_unified")
     return Shape(

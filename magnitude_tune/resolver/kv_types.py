@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from magnitude_tune.errors import UsageError
 from magnitude_tune.header.types import TENSOR_TYPES
 from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.request import Request
 
-__all__ = ["PLAIN_TYPES", "can_cache_in", "require_cacheable"]
-
-PLAIN_TYPES: Final = frozenset({"f32", "f16", "bf16"})
-"""Types that V can have without flash attention."""
+__all__ = ["can_cache_in", "require_cacheable"]
 
 
 def can_cache_in(header: ModelHeader, kv_type: str) -> bool:

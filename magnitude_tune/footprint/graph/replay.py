@@ -15,6 +15,7 @@ from magnitude_tune.footprint.graph.scheduler import schedule
 from magnitude_tune.footprint.placement import Placement
 from magnitude_tune.header.types import TENSOR_TYPES
 from magnitude_tune.header.values import Attention, LayerKv, ModelHeader
+from magnitude_tune.request import PLAIN_KV_TYPES
 
 __all__ = ["NEWEST_GGML", "Replay"]
 
@@ -30,7 +31,6 @@ _ROTATION: Final = 64
 """Quantised caches of heads of a multiple of this many elements are rotated."""
 NEWEST_GGML: Final = (25, 3)
 _RECURRENT: Final = frozenset({Attention.RECURRENT, Attention.HYBRID})
-_PLAIN: Final = frozenset({"f32", "f16", "bf16"})
 _NO_KV: Final = LayerKv(Attention.NONE, 0, 0, 0, 0)
 
 
@@ -123,8 +123,8 @@ class Replay:
         return Options(
             flash_attn=batch.flash_attn,
             one_stream=batch.cells.streams == 1,
-            rotates_k=self._rotates_k and batch.type_k not in _PLAIN,
-            rotates_v=self._rotates_v and batch.type_v not in _PLAIN,
+            rotates_k=self._rotates_k and batch.type_k not in PLAIN_KV_TYPES,
+            rotates_v=self._rotates_v and batch.type_v not in PLAIN_KV_TYPES,
             full_offload=placement.all_offloaded,
             output_place=span_of.get(placement.output_place, 0),
             ggml=self._ggml,
