@@ -19,7 +19,7 @@ EPILOG = (
     "70 a bug of ours, 130 interrupted."
 )
 
-COMMANDS = ("resolve", "bench", "fingerprint", "inspect", "demo")
+COMMANDS = ("resolve", "bench", "fingerprint", "inspect", "evaluate", "train", "demo")
 """In the order of average work; each is a module of this room."""
 
 

@@ -1,4 +1,4 @@
-"""The shipped coefficients of the speed model: one stated efficiency per kind of device, its doubt and its source."""
+"""The shipped coefficients of the speed model: what is stated for each kind of device, and what was learned."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from magnitude_tune.errors import InputFileError
+from magnitude_tune.throughput.features import NUMBERS, is_feature
+from magnitude_tune.throughput.learned import OTHER, Correction, Learned, Scale, Term
 
 __all__ = [
     "DEVICE_KINDS",
@@ -19,8 +21,10 @@ __all__ = [
     "parse_coefficients",
 ]
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 DEVICE_KINDS: Final = ("cpu", "gpu", "igpu", "apple", "rpc")
+_MOST_NAMES: Final = 256
+_MOST_FACTORS: Final = 3
 """Host CPU, discrete card, graphics in the host's memory, Apple's GPU, and a device over RPC."""
 
 
@@ -105,12 +109,13 @@ class ReadyCoefficients(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Everything `models/throughput.json` holds."""
+    """Everything `models/throughput.json` holds; without `learned` the stated efficiencies stand alone."""
 
     kinds: Mapping[str, KindCoefficients]
     cpu: CpuCoefficients
     doubt: DoubtCoefficients
     ready: ReadyCoefficients
+    learned: Learned | None = None
 
 
 class _Reader:
@@ -157,6 +162,11 @@ class _Reader:
             raise self.error(f"{self._name(name)} is not a text")
         return value
 
+    def names(self) -> tuple[str, ...]:
+        if len(self._left) > _MOST_NAMES:
+            raise self.error(f"{self._path} has {len(self._left)} entries, more than {_MOST_NAMES}")
+        return tuple(str(name) for name in self._left)
+
     def done(self) -> None:
         if self._left:
             raise self.error(f"{self._name(min(self._left, key=str))} is not a name that this version knows")
@@ -183,8 +193,59 @@ def parse_coefficients(document: Mapping[str, object], where: str) -> Coefficien
         ready=_ready(reader.part("ready")),
     )
     kinds.done()
+    learned = _learned(reader.part("learned"))
+    reader.take("training")
     reader.done()
-    return coefficients
+    return coefficients._replace(learned=learned)
+
+
+def _learned(reader: _Reader) -> Learned:
+    scales = reader.part("scales")
+    ranges = reader.part("ranges")
+    learned = Learned(
+        tg=_correction(reader.part("tg")),
+        pp=_correction(reader.part("pp")),
+        scales={name: _scale(scales.part(name), name) for name in scales.names()},
+        ranges=tuple(_range(ranges.part(name)) for name in NUMBERS),
+    )
+    ranges.done()
+    reader.done()
+    return learned
+
+
+def _scale(reader: _Reader, kind: str) -> Scale:
+    if kind not in DEVICE_KINDS:
+        raise reader.error(f"learned.scales.{kind} is not a kind of device")
+    scale = Scale(reader.number("bandwidth", high=1.0), reader.number("flops", high=1.0))
+    reader.done()
+    return scale
+
+
+def _range(reader: _Reader) -> tuple[float, float]:
+    low = reader.number("low", low=-100.0, high=100.0)
+    high = reader.number("high", low=low, high=100.0)
+    reader.done()
+    return low, high
+
+
+def _correction(reader: _Reader) -> Correction:
+    terms, spreads = reader.part("terms"), reader.part("spreads")
+    found = []
+    for name in terms.names():
+        factors = tuple(name.split("*"))
+        if len(factors) > _MOST_FACTORS or not all(map(is_feature, factors)):
+            raise terms.error(f"{name!r} is not a product of features that this version knows")
+        found.append(Term(terms.number(name, low=-10.0, high=10.0), factors))
+    names = spreads.names()
+    if OTHER not in names:
+        raise spreads.error(f"the spread {OTHER!r} is missing")
+    correction = Correction(
+        terms=tuple(found),
+        spreads={name: spreads.number(name, low=1e-3, high=5.0) for name in names},
+        multiple=reader.number("multiple", low=0.1, high=20.0),
+    )
+    reader.done()
+    return correction
 
 
 def _kind(reader: _Reader) -> KindCoefficients:

@@ -12,10 +12,11 @@ from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.request import REFERENCE_TURN, Settings, Workload
 from magnitude_tune.throughput.coefficients import Coefficients
 from magnitude_tune.throughput.costs import model_costs
+from magnitude_tune.throughput.features import model_traits
 from magnitude_tune.throughput.physics import BatchSeconds, StepSeconds, prompt_seconds, token_seconds
 from magnitude_tune.throughput.placement import Plan, make_plan
 from magnitude_tune.throughput.posterior import Row
-from magnitude_tune.throughput.rates import device_rates, host_rates
+from magnitude_tune.throughput.rates import DeviceRates, HostRates, device_rates, host_rates
 from magnitude_tune.throughput.ready import ready_seconds
 from magnitude_tune.throughput.refine import (
     Calibration,
@@ -84,14 +85,19 @@ class PhysicsModel:
         self._coefficients = coefficients
         self._disk = machine.disk_bandwidth
         self._costs = model_costs(header, repackable)
-        self._host = host_rates(machine.cpu, coefficients)
-        self._devices = device_rates(machine, coefficients)
+        self.traits = model_traits(header, self._costs)
+        self._host = host_rates(machine.cpu, coefficients, self.traits)
+        self._devices = device_rates(machine, coefficients, self.traits)
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._tokens: dict[tuple[object, ...], StepSeconds] = {}
         self._prompts: dict[tuple[object, ...], tuple[BatchSeconds, ...]] = {}
         self._threads: dict[int, tuple[float, float, float]] = {}
         self._over_rpc: dict[tuple[str, ...], bool] = {}
         self.calibration = Calibration()
+
+    def words_of(self, device: str) -> frozenset[str]:
+        """What the learned correction knows of a device by its name; of the host for an empty one."""
+        return (self._devices[device] if device else self._host).words
 
     def learn(self, evidence: Sequence[Evidence], others: OtherRows | None = None) -> None:
         """Refine every prediction by these measurements; what was learned before is forgotten."""
@@ -186,9 +192,8 @@ class PhysicsModel:
             return self._features(item.settings, quantity, n_threads, seconds, item.depth)
 
         def doubts(quantity: Quantity) -> tuple[float, float]:
-            kinds = {device.kind_name: device.guessed for device in self._devices.values()}
-            devices = (self._doubt(name, quantity, guessed) for name, guessed in kinds.items())
-            return self._doubt("cpu", quantity, self._host.guessed), max(devices, default=0.0)
+            devices = (self._doubt(device, quantity) for device in self._devices.values())
+            return self._doubt(self._host, quantity), max(devices, default=0.0)
 
         return Estimate(
             rate=lambda item, quantity: self.shipped_rate(item.settings, quantity, item.depth),
@@ -225,16 +230,17 @@ class PhysicsModel:
         """Half-width of the 90 % interval: of the host and the widest device, weighted by time in logarithms."""
         n_threads = settings.n_threads if quantity == "tg" else settings.n_threads_batch
         host, elsewhere = self._seconds(settings, quantity, n_threads, self._measured_prompt, 0)
-        places = {crossing.device.kind_name: crossing.device.guessed for crossing in self._plan(settings).crossings}
-        elsewhere_doubt = max((self._doubt(name, quantity, guess) for name, guess in places.items()), default=0.0)
-        host_doubt = self._doubt("cpu", quantity, self._host.guessed)
+        crossings = self._plan(settings).crossings
+        elsewhere_doubt = max((self._doubt(crossing.device, quantity) for crossing in crossings), default=0.0)
+        host_doubt = self._doubt(self._host, quantity)
         return math.exp((host_doubt * host + elsewhere_doubt * elsewhere) / (host + elsewhere))
 
-    def _doubt(self, kind_name: str, quantity: Quantity, guessed: bool) -> float:
-        """Logarithm of a kind's factor; a guessed bandwidth adds its own doubt, independent of it."""
-        kind = self._coefficients.kinds[kind_name]
-        doubt = math.log(kind.tg_factor_90 if quantity == "tg" else kind.pp_factor_90)
-        return math.hypot(doubt, math.log(self._coefficients.doubt.guessed_factor_90)) if guessed else doubt
+    def _doubt(self, place: HostRates | DeviceRates, quantity: Quantity) -> float:
+        """Logarithm of a place's 90 % factor, learned or its kind's; a guessed rate adds its own, independent doubt."""
+        kind, gains = place.kind, place.gains
+        doubt = (gains.tg_doubt or math.log(kind.tg_factor_90)) if quantity == "tg" else gains.pp_doubt
+        doubt = doubt or math.log(kind.pp_factor_90)
+        return math.hypot(doubt, math.log(self._coefficients.doubt.guessed_factor_90)) if place.guessed else doubt
 
     def _share(self, n_threads: int) -> tuple[float, float, float]:
         share = self._threads.get(n_threads)

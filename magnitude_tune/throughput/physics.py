@@ -53,10 +53,11 @@ class BatchSeconds(NamedTuple):
 class _Sum:
     """Adds up the parts of a pass."""
 
-    __slots__ = ("core", "elsewhere", "memory", "steps")
+    __slots__ = ("core", "elsewhere", "gain", "memory", "steps")
 
-    def __init__(self, host: HostRates) -> None:
+    def __init__(self, host: HostRates, gain: float) -> None:
         self.core = self.memory = self.elsewhere = 0.0
+        self.gain = gain
         self.steps = host.kind.token_overhead_seconds
 
     def crossings(self, plan: Plan, n_tokens: int) -> None:
@@ -72,7 +73,7 @@ class _Sum:
             self.elsewhere += plan.n_vocab * _ACTIVATION_BYTES / plan.output.device.link_bandwidth
 
     def done(self) -> StepSeconds:
-        return StepSeconds(self.core, self.memory, self.steps, self.elsewhere)
+        return StepSeconds(self.core / self.gain, self.memory / self.gain, self.steps / self.gain, self.elsewhere)
 
 
 def token_seconds(plan: Plan, host: HostRates, settings: Settings, depth: int) -> StepSeconds:
@@ -81,7 +82,7 @@ def token_seconds(plan: Plan, host: HostRates, settings: Settings, depth: int) -
     Bytes: the dense weights, the used share of the experts, recurrent state, and the cache up to `depth` rounded up
     to 256 cells, each over the bandwidth of where it lives (field report B48).
     """
-    total = _Sum(host)
+    total = _Sum(host, host.gains.tg)
     cells = (depth // _CELL_PADDING + 1) * _CELL_PADDING
     near = min(cells, (plan.window // _CELL_PADDING + 1) * _CELL_PADDING)
     for stage in (*plan.stages, plan.output):
@@ -106,8 +107,8 @@ def _add_token(total: _Sum, stage: Stage, plan: Plan, host: HostRates, attended:
         total.memory += n_bytes / host.bandwidth
         total.steps += _block_steps(cost, host)
     else:
-        total.elsewhere += max(n_bytes / device.bandwidth, (flops + attention) / device.flops_tg)
-        total.elsewhere += _block_steps(cost, device)
+        seconds = max(n_bytes / device.bandwidth, (flops + attention) / device.flops_tg)
+        total.elsewhere += (seconds + _block_steps(cost, device)) / device.gains.tg
 
 
 def prompt_seconds(
@@ -143,7 +144,7 @@ def _batch_seconds(
     plan: Plan, host: HostRates, settings: Settings, n_tokens: int, cells: tuple[float, float]
 ) -> StepSeconds:
     """One batch whose tokens attend to `cells` on average (all, sliding)."""
-    total = _Sum(host)
+    total = _Sum(host, host.gains.pp)
     for stage in plan.stages:
         cost, device = stage.cost, stage.device
         attention = n_tokens * (cost.attention_flops * cells[0] + cost.sliding_attention_flops * cells[1])
@@ -158,8 +159,8 @@ def _batch_seconds(
             total.steps += _block_steps(cost, host)
         else:
             n_bytes, flops = _batch_work(cost, device, plan, n_tokens)
-            total.elsewhere += max((flops + attention) / device.flops_pp, (n_bytes + scores) / device.bandwidth)
-            total.elsewhere += _block_steps(cost, device)
+            seconds = max((flops + attention) / device.flops_pp, (n_bytes + scores) / device.bandwidth)
+            total.elsewhere += (seconds + _block_steps(cost, device)) / device.gains.pp
     total.crossings(plan, n_tokens)
     return total.done()
 
@@ -173,7 +174,7 @@ def _add_host_batch(total: _Sum, cost: Cost, plan: Plan, host: HostRates, n_toke
         total.memory += n_bytes / host.bandwidth
     else:
         n_bytes, flops = _batch_work(cost, copier, plan, n_tokens)
-        total.elsewhere += n_bytes / copier.link_bandwidth + flops / copier.flops_pp
+        total.elsewhere += n_bytes / copier.link_bandwidth + flops / copier.flops_pp / copier.gains.pp
 
 
 def _batch_work(cost: Cost, where: HostRates | DeviceRates, plan: Plan, n_tokens: int) -> tuple[float, float]:
@@ -194,13 +195,14 @@ def _block_steps(cost: Cost, where: HostRates | DeviceRates) -> float:
 
 
 def _output_seconds(plan: Plan, host: HostRates) -> StepSeconds:
-    total = _Sum(host)
+    total = _Sum(host, host.gains.pp)
     cost, device = plan.output.cost, plan.output.device
     if device is None:
         total.core += cost.dense_flops * _time_share(plan, cost, host.repack_tg_gain) / host.core_tg
         total.memory += cost.dense_bytes / host.bandwidth
     else:
-        total.elsewhere += max(cost.dense_bytes / device.bandwidth, cost.dense_flops / device.flops_tg)
+        seconds = max(cost.dense_bytes / device.bandwidth, cost.dense_flops / device.flops_tg)
+        total.elsewhere += seconds / device.gains.pp
     total.logits(plan)
     return total.done()
 

@@ -1,4 +1,4 @@
-"""What the host and each accelerator of a machine reach: facts of the machine times the stated efficiencies.
+"""What the host and each accelerator of a machine reach: facts of the machine times efficiencies.
 
 Efficiencies enter here and nowhere else: everything after this works with effective rates.
 """
@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 
 from magnitude_tune.fingerprint.values import HOST_BUFFER_BACKENDS, Cpu, Device, Fact, Fingerprint
 from magnitude_tune.throughput.coefficients import Coefficients, CpuCoefficients, KindCoefficients
+from magnitude_tune.throughput.features import ModelTraits, device_words, host_words
+from magnitude_tune.throughput.learned import Gains, corrected, scaled
 
 __all__ = ["DeviceRates", "HostRates", "device_kind", "device_rates", "host_rates"]
 
@@ -22,7 +24,8 @@ class HostRates(NamedTuple):
     """The host CPU as a model's arithmetic meets it.
 
     `bandwidth` is over all usable cores in bytes/second; `core_tg` and `core_pp` are one core's operations/second for
-    one token and for a large batch; `core_share` is the most of the bandwidth that one core can draw. `guessed`:
+    one token and for a large batch; `core_share` is the most of the bandwidth that one core can draw. `gains`:
+    what was learned about this model here; time is divided by them. `guessed`:
     whether bandwidth or peak is no more than a guess.
     """
 
@@ -34,6 +37,8 @@ class HostRates(NamedTuple):
     core_share: float
     repack_tg_gain: float
     repack_pp_gain: float
+    words: frozenset[str]
+    gains: Gains
     guessed: bool
 
     def threads(self, n_threads: int) -> tuple[float, float, float]:
@@ -62,6 +67,8 @@ class DeviceRates(NamedTuple):
     link_bandwidth: float
     copies_host_weights: bool
     pins_host_weights: bool
+    words: frozenset[str]
+    gains: Gains
     guessed: bool
 
 
@@ -74,34 +81,40 @@ def device_kind(device: Device) -> str:
     return "igpu" if device.unified or device.integrated else "gpu"
 
 
-def host_rates(cpu: Cpu, coefficients: Coefficients) -> HostRates:
-    """The host's rates; a bandwidth measured by a copy is brought to the data sheet's scale first."""
+def host_rates(cpu: Cpu, coefficients: Coefficients, model: ModelTraits) -> HostRates:
+    """The host's rates for a model; a bandwidth measured by a copy is brought to the data sheet's scale first."""
     kind, special = coefficients.kinds["cpu"], coefficients.cpu
     cores = max(cpu.usable_cores, 1)
-    core = max(cpu.flops.value, _LEAST_RATE) / cores
+    sheet = _memory_rate(cpu.bandwidth, special), max(cpu.flops.value, _LEAST_RATE)
+    bandwidth, flops = scaled(coefficients.learned, "cpu", sheet)
+    core = flops / cores
+    words = host_words(cpu)
     return HostRates(
         kind=kind,
         cores=cores,
-        bandwidth=_memory_rate(cpu.bandwidth, special) * kind.tg_efficiency,
+        bandwidth=bandwidth * kind.tg_efficiency,
         core_tg=core * kind.tg_compute_efficiency,
         core_pp=core * kind.pp_efficiency,
         core_share=max(special.core_bandwidth_share, 1.0 / cores),
         repack_tg_gain=special.repack_tg_gain,
         repack_pp_gain=special.repack_pp_gain,
+        words=words,
+        gains=corrected(coefficients.learned, words, model),
         guessed=_guessed(cpu.bandwidth) or _guessed(cpu.flops),
     )
 
 
-def device_rates(machine: Fingerprint, coefficients: Coefficients) -> dict[str, DeviceRates]:
-    """Rates of each accelerator by name."""
-    return {device.name: _rates(device, machine, coefficients) for device in machine.devices}
+def device_rates(machine: Fingerprint, coefficients: Coefficients, model: ModelTraits) -> dict[str, DeviceRates]:
+    """Rates of each accelerator for a model, by name."""
+    return {device.name: _rates(device, machine, coefficients, model) for device in machine.devices}
 
 
-def _rates(device: Device, machine: Fingerprint, coefficients: Coefficients) -> DeviceRates:
+def _rates(device: Device, machine: Fingerprint, coefficients: Coefficients, model: ModelTraits) -> DeviceRates:
     kind_name = device_kind(device)
     kind = coefficients.kinds[kind_name]
-    flops = max(device.flops.value, _LEAST_RATE)
-    bandwidth = _memory_rate(device.bandwidth, coefficients.cpu)
+    sheet = _memory_rate(device.bandwidth, coefficients.cpu), max(device.flops.value, _LEAST_RATE)
+    bandwidth, flops = scaled(coefficients.learned, kind_name, sheet)
+    words = device_words(device, kind_name)
     return DeviceRates(
         name=device.name,
         kind_name=kind_name,
@@ -112,6 +125,8 @@ def _rates(device: Device, machine: Fingerprint, coefficients: Coefficients) -> 
         link_bandwidth=_link(device, kind, machine, coefficients),
         copies_host_weights=kind_name != "rpc",
         pins_host_weights=device.backend in HOST_BUFFER_BACKENDS,
+        words=words,
+        gains=corrected(coefficients.learned, words, model),
         guessed=_guessed(device.bandwidth),
     )
 

@@ -334,7 +334,8 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write((__doc__ or "") + "\n")
         return 2
     shipped = Path(arguments[2]) if len(arguments) == 3 else SHIPPED
-    start = parse_coefficients(json.loads(shipped.read_text(encoding="utf-8")), str(shipped))
+    # What was learned stands on these efficiencies, so it must not be in them.
+    start = parse_coefficients(json.loads(shipped.read_text(encoding="utf-8")), str(shipped))._replace(learned=None)
     cases, dropped = read_cases(Path(arguments[0]), Path(arguments[1]))
     lines = [f"rows used: {len(cases)}", *(f"dropped {n:5d}: {reason}" for reason, n in sorted(dropped.items()))]
     derived = derive(cases, start)

@@ -141,7 +141,7 @@ def plain(coefficients: Coefficients) -> Coefficients:
         name: kind._replace(token_overhead_seconds=1e-12, **free, **perfect)
         for name, kind in coefficients.kinds.items()
     }
-    return coefficients._replace(kinds=kinds)
+    return coefficients._replace(kinds=kinds, learned=None)
 
 
 class Build:
