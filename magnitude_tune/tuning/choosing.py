@@ -26,8 +26,9 @@ _SIGMA_90: Final = 1.6449
 _T_99: Final = (31.8, 6.96, 4.54, 3.75, 3.36, 3.14, 3.00, 2.90, 2.82, 2.76)
 """Student's t at 99 %, by degrees of freedom from 1: a leader this far ahead is chance once in a hundred."""
 
-_PLAINLY: Final = math.log(2.0)
-"""Twice as fast needs no confirmation: no machine is that noisy without being seen to be disturbed."""
+_PLAINLY: Final = 0.25
+_PLAIN_SIGMAS: Final = 4.0
+"""A lead of 28 %, and of four times what the runs' own samples allow for, needs no confirmation."""
 
 _HOPELESS: Final = 0.05
 """Probability of beating the best by more than the noise below which a candidate is not tried."""
@@ -116,7 +117,7 @@ def judge(runs: Sequence[Run], noise: float = LEAST_NOISE) -> Verdict | None:
     apart = plan.middle - leader.middle
     sigma = math.hypot(plan.sigma, leader.sigma)
     gain, low, high = (-math.expm1(-each) for each in (apart, apart - _SIGMA_90 * sigma, apart + _SIGMA_90 * sigma))
-    if apart > max(_PLAINLY, math.log1p(here)):
+    if apart > _plain(plan, leader, here):
         return Verdict(
             leader.candidate, True, gain, low, high, here, "plainly more than two runs of one setting differ"
         )
@@ -157,6 +158,11 @@ def _known(runs: Sequence[Run], noise: float) -> dict[int, _Known]:
     }
 
 
+def _plain(plan: _Known, leader: _Known, noise: float) -> float:
+    """The lead, in logarithms, that needs no confirmation."""
+    return max(_PLAINLY, _PLAIN_SIGMAS * math.hypot(plan.sigma, leader.sigma), 2 * math.log1p(noise))
+
+
 def _needed(known: dict[int, _Known]) -> float:
     """Standard deviations of a difference that chance hardly makes, by how often runs were repeated."""
     freedom = _PRIOR_FREEDOM + sum(each.n_runs - 1 for each in known.values())
@@ -166,7 +172,7 @@ def _needed(known: dict[int, _Known]) -> float:
 def _to_confirm(known: dict[int, _Known], best: _Known, noise: float, struck: Collection[int]) -> tuple[int, ...]:
     """Runs that the comparison of the plan and the leader still lacks; the one measured less often comes first."""
     plan = known[PLAN]
-    if best.candidate == PLAN or plan.middle - best.middle > max(_PLAINLY, math.log1p(noise)):
+    if best.candidate == PLAN or plan.middle - best.middle > _plain(plan, best, noise):
         return ()
     lacking = [each for each in (plan, best) if each.n_runs < 2]
     apart = plan.middle - best.middle
