@@ -17,22 +17,19 @@ import tiny_models
 from footprint.matrix.comparison import Cell, Predictor, printed_lines
 from footprint.matrix.configurations import Configuration, EngineKind, configurations, settings_of
 from footprint.matrix.engines import Library, real_server_log, server_folder
-from footprint.matrix.table import write_table
+from footprint.matrix.table import cause_of, known_causes, write_table
 from footprint.matrix.whole import Outcome, Results, run_architecture
 
 from magnitude_tune.fingerprint.values import EngineFacts
 from magnitude_tune.units import MIB
 
-Cells = Callable[[EngineKind, str], list[Cell]]
+Cells = Callable[[EngineKind, str], list[tuple[Outcome, Cell]]]
 
 _ROWS = (
     Configuration("small", {"n_ctx": 5000, "n_ubatch": 256, "repack": True, "layers": "half"}),
     Configuration("small", {"n_ctx": 1000, "flash_attn": False, "slots": (4, True), "layers": "all", "n_devices": 2}),
     Configuration("large", {"n_ctx": 2048, "n_ubatch": 512, "kv": ("q8_0", "q8_0"), "slots": (4, False)}),
 )
-# With AMX and devices the server multiplies latent attention's stacked matrices elsewhere than planned: only
-# where the processor has AMX.
-_COMPUTE_NOT_MET = frozenset({("deepseek2", "server"), ("deepseek2-lite", "server"), ("mistral4", "server")})
 # The large row quantises the cache of V, which grok cannot have.
 _NO_LARGE_ROW = frozenset({"grok"})
 _UNKNOWN_TO_SERVER = frozenset({"cohere2moe", "minimax-01", "bailingmoe3"})
@@ -52,7 +49,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cells]:
     libraries: dict[EngineKind, Library] = {}
 
     @functools.cache
-    def of(kind: EngineKind, name: str) -> list[Cell]:
+    def of(kind: EngineKind, name: str) -> list[tuple[Outcome, Cell]]:
         if kind == "server" and name in _UNKNOWN_TO_SERVER:
             pytest.skip(f"the packaged llama-server does not know {name}")
         library = libraries.get(kind)
@@ -61,7 +58,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cells]:
         outcomes = run_architecture(library, Predictor(library), name, _rows(kind), folder)
         refused = [outcome.refusal for outcome in outcomes if outcome.refusal]
         assert not refused or (name in _ENGINE_REFUSES and len(refused) < len(_ROWS)), refused
-        return [cell for outcome in outcomes for cell in outcome.cells]
+        return [(outcome, cell) for outcome in outcomes for cell in outcome.cells]
 
     yield of
     for library in libraries.values():
@@ -95,26 +92,26 @@ def _library(kind: EngineKind) -> Library:
 @pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
 def test_weights_caches_and_copies_are_equal(cells: Cells, name: str, kind: EngineKind) -> None:
     """Every device's weights, caches, states and repacked copies equal the engine's figures at their precision."""
-    assert [cell for cell in cells(kind, name) if cell.term not in ("compute", "output") and not cell.hit] == []
+    assert [cell for _, cell in cells(kind, name) if cell.term not in ("compute", "output") and not cell.hit] == []
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("kind", _ENGINES)
 @pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
-def test_compute_and_output_are_close(
-    cells: Cells, name: str, kind: EngineKind, request: pytest.FixtureRequest
-) -> None:
-    """Every device's compute and output buffer is within 5 % or 0.25 MiB, and never 2 % under."""
-    if (name, kind) in _COMPUTE_NOT_MET:
-        request.applymarker(pytest.mark.xfail(reason="AMX moves matrices that nothing multiplies there", strict=False))
-    assert [cell for cell in cells(kind, name) if cell.term in ("compute", "output") and not cell.hit] == []
+def test_compute_and_output_are_close(cells: Cells, name: str, kind: EngineKind) -> None:
+    """Every device's compute and output buffer is within 5 % or 0.25 MiB, and never 2 % under, but for known causes."""
+    causes = known_causes()
+    missed = [
+        (outcome, cell) for outcome, cell in cells(kind, name) if cell.term in ("compute", "output") and not cell.hit
+    ]
+    assert [cell for outcome, cell in missed if cause_of(outcome, cell, causes) == "?"] == []
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", [name for name in tiny_models.ARCHITECTURES if name not in _NO_LARGE_ROW])
 def test_a_large_model_needs_a_large_buffer(cells: Cells, name: str) -> None:
     """The large shapes are what they are for: their compute buffer measures 60 MiB at least with 2048 tokens."""
-    assert max(cell.actual for cell in cells("embedded", name) if cell.term == "compute") > 60 * MIB
+    assert max(cell.actual for _, cell in cells("embedded", name) if cell.term == "compute") > 60 * MIB
 
 
 @pytest.mark.engine

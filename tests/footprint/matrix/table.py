@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
+import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -17,11 +18,13 @@ from footprint.matrix.whole import Outcome, Results
 
 from magnitude_tune.units import MIB
 
-__all__ = ["cause_of", "write_table"]
+__all__ = ["cause_of", "known_causes", "write_table"]
 
 _CAUSES: Final = Path(__file__).with_name("causes.toml")
 _FEATURES: Final = ("avx2", "avx512f", "avx512_vnni", "amx_int8", "asimddp", "i8mm", "sve")
 
+_FOLDERS: Final = re.compile(r"\S*/(?=[^/\s])")
+_MOST_SAID: Final = 160
 _RULE: Final = (
     "A cell is one term on one device. Weights, caches and repacked copies hit where they equal the printed figure;"
     " compute and output where they are within 5 % or 0.25 MiB and not more than 2 % under."
@@ -141,12 +144,19 @@ def _refusals(outcomes: Sequence[Outcome], causes: Sequence[dict[str, Any]]) -> 
     if not refused:
         return
     yield from ("", "## Configurations that the engine refused", "")
-    yield "| architecture | engine | configuration | what it said | cause |"
+    yield "| architecture | engine | configurations | what it said, for instance | cause |"
     yield "|---|---|---|---|---|"
+    groups: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
     for outcome in refused:
-        said = " ".join((outcome.refusal or "").split())[:160].replace("|", "/")
-        cause = cause_of(outcome, None, causes)
-        yield f"| {outcome.architecture} | {outcome.engine} | {_words(outcome)} | {said} | {cause} |"
+        groups[outcome.architecture, outcome.engine, cause_of(outcome, None, causes)].append(outcome)
+    for (architecture, engine, cause), group in groups.items():
+        yield f"| {architecture} | {engine} | {len(group)} | {_said(group[0].refusal or '')} | {cause} |"
+
+
+def _said(refusal: str) -> str:
+    """The beginning of what the engine said, without the folders of the machine that built it."""
+    words = _FOLDERS.sub("", " ".join(refusal.split()))
+    return words[:_MOST_SAID].replace("|", "/")
 
 
 def _words(outcome: Outcome) -> str:
