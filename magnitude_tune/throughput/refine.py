@@ -47,14 +47,17 @@ _BUILD_PART: Final = 0.05
 """Parts of the shipped variance that are this model's and this build's own; the rest is the machine's. Stated."""
 
 _SLOPES: Final[Mapping[str, Mapping[Quantity, float]]] = {
-    "threads": {"tg": 0.10, "pp": 0.10},
+    "threads": {"tg": 0.25, "pp": 0.25},
     "crowding": {"tg": 0.60, "pp": 0.40},
     "ubatch": {"tg": 0.0, "pp": 0.10},
-    "flash_attn": {"tg": 0.10, "pp": 0.10},
+    "flash_attn": {"tg": 0.15, "pp": 0.30},
     "depth": {"tg": 0.10, "pp": 0.10},
     "rpc": {"tg": 0.30, "pp": 0.30},
 }
 """Standard deviations of what physics misses: per doubling, of attention without flash, of work over RPC. Stated."""
+
+_THREADS_PART: Final = 0.2
+"""Most of the shipped variance on the host that one doubling of threads may hold. Stated."""
 
 _OWN_PART: Final = 0.5
 """Part of the residual that no feature explains: the setting's own."""
@@ -239,7 +242,10 @@ def _prior(quantity: Quantity, doubts: tuple[float, float]) -> tuple[float, ...]
         "model": _MODEL_PART * shared,
         "build": _BUILD_PART * shared,
     }
-    return tuple(named[name] if name in named else _SLOPES[name][quantity] ** 2 for name in FEATURES)
+    slopes = {name: stated[quantity] ** 2 for name, stated in _SLOPES.items()}
+    # Of a machine that is well known, so is how it takes threads.
+    slopes["threads"] = min(slopes["threads"], _THREADS_PART * host)
+    return tuple(named[name] if name in named else slopes[name] for name in FEATURES)
 
 
 def _of_another(rows: Sequence[Row], column: int, prior: Sequence[float]) -> list[Row]:

@@ -82,7 +82,7 @@ def test_every_setting_but_cache_ram_makes_another_key(build: Any) -> None:
 def test_other_settings_move_with_the_measured_one(build: Any, shipped: Coefficients) -> None:
     """A run at half the predicted rate halves other settings' too: none looks much better for not being measured."""
     base = build.settings()
-    others = [build.settings(n_threads=n, n_threads_batch=n, n_ubatch=256) for n in (2, 4)]
+    others = [build.settings(n_threads=n, n_threads_batch=n, n_ubatch=256) for n in (4, 6)]
     before = [ask(build, shipped, other) for other in (base, *others)]
     evidence = measured(base, before[0].pp.value / 2, before[0].tg.value / 2)
     after = [ask(build, shipped, other, evidence) for other in others]
@@ -100,9 +100,9 @@ def test_other_settings_move_with_the_measured_one(build: Any, shipped: Coeffici
 
 def test_agreeing_runs_narrow_and_contradicting_ones_widen(build: Any, shipped: Coefficients) -> None:
     """Three settings off by the same factor leave less doubt than one; three that disagree leave more."""
-    settings = [build.settings(n_threads=n) for n in (2, 4, 8)]
+    settings = [build.settings(n_ctx=n) for n in (512, 1024, 2048)]
     rates = [ask(build, shipped, item).tg.value for item in settings]
-    other = build.settings(n_threads=1)
+    other = build.settings(n_ctx=8192)
 
     def width(*factors: float) -> float:
         evidence = [
@@ -210,7 +210,7 @@ def test_other_models_count_less_however_many_runs(build: Any, shipped: Coeffici
         values.append(after.value)
     assert before.value / 2 < values[1] <= values[0] < 0.75 * before.value
     model.learn(runs)
-    own = model.rate_interval(build.settings(n_threads=4), "tg")
+    own = model.rate_interval(build.settings(n_ctx=8192), "tg")
     assert own.high / own.low < widths[1] <= widths[0] < before.high / before.low
 
 
