@@ -269,7 +269,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--home", type=Path, required=True, help="for the models and the journals")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "replay")
-    parser.add_argument("--budget", type=float, default=2.5, help="seconds of sampling for each process")
+    parser.add_argument("--budget", type=float, default=2.0, help="seconds of sampling for each process")
     parser.add_argument("--only", choices=("real", "synthetic"))
     options = parser.parse_args()
     options.home.mkdir(parents=True, exist_ok=True)
