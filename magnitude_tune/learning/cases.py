@@ -20,6 +20,8 @@ _BACKENDS: Final = {"gpu": "cuda", "igpu": "vulkan", "apple": "metal"}
 _VENDOR_BACKENDS: Final = {"AMD": "rocm", "Intel": "vulkan"}
 _SHEET: Final = "device table"
 _HOST_BANDWIDTH: Final = 50e9
+_HOST_SHARE: Final = 0.6
+"""What the cores of a chip draw of the bandwidth that they share with its graphics (an M2 Max: 240 of 400 GB/s)."""
 _HOST_FLOPS: Final = 5e11
 _HOST_CORES: Final = 8
 _ARM: Final = re.compile(
@@ -33,17 +35,23 @@ class Models:
 
     def __init__(self, coefficients: Coefficients, devices: Mapping[str, DeviceRow]) -> None:
         self._coefficients = coefficients
-        self._hosts = {_plain(row.name): row for row in devices.values() if row.kind == "cpu"}
+        processors = [row for row in devices.values() if row.kind == "cpu"]
+        self._hosts = {_plain(row.name): row for row in processors}
+        self._chips = {row.name.removesuffix(" CPU"): row for row in processors if row.name.endswith(" CPU")}
         self._machines: dict[tuple[object, ...], Fingerprint] = {}
         self._models: dict[tuple[object, ...], PhysicsModel] = {}
 
     def machine(self, row: Row) -> Fingerprint:
         """The machine that a row was measured on, as far as the tables know it."""
-        host = self._hosts.get(_plain(row.cpu_name)) if row.device_kind != "cpu" else None
-        key = (row.device, row.device_kind, row.backend, host)
+        host = self._host(row) if row.device_kind != "cpu" else None
+        key = (row.device, row.device_kind, row.backend, host, host is None and row.n_threads)
         if key not in self._machines:
             self._machines[key] = machine_of(row, host)
         return self._machines[key]
+
+    def _host(self, row: Row) -> DeviceRow | None:
+        """The processor beside an accelerator: as the row names it, or the other part of the same chip."""
+        return self._hosts.get(_plain(row.cpu_name)) or self._chips.get(row.device.name.partition(" (")[0])
 
     def model(self, row: Row) -> PhysicsModel:
         """The prepared speed model of a row."""
@@ -68,7 +76,8 @@ def machine_of(row: Row, host: DeviceRow | None = None) -> Fingerprint:
     if processor is not None:
         bandwidth, flops = Fact(processor.bandwidth, _SHEET), Fact(processor.flops, _SHEET)
     else:
-        bandwidth = Fact(device.bandwidth, _SHEET) if shares else Fact(_HOST_BANDWIDTH, "guessed: no host is named")
+        rate = _HOST_SHARE * device.bandwidth if shares else _HOST_BANDWIDTH
+        bandwidth = Fact(rate, "guessed: no host is named")
         flops = Fact(_HOST_FLOPS, "guessed: no host is named")
     cores = processor.cores if processor is not None else max(_HOST_CORES, row.n_threads or 0)
     name = processor.name if processor is not None else row.cpu_name

@@ -16,8 +16,6 @@ from magnitude_tune.throughput.coefficients import Coefficients
 __all__ = ["Figures", "Score", "Scored", "evaluate", "evaluation_document", "figures", "score_rows"]
 
 SCHEMA_VERSION: Final = 1
-_FEWEST: Final = 3
-"""Fewest settings of a sweep that have an order worth comparing."""
 _DIGITS: Final = 6
 
 
@@ -120,11 +118,24 @@ def _orders(scores: Sequence[Score], kind: str) -> list[float]:
             sweeps[_sweep_key(score.row)].append(score)
     found = []
     for sweep in sweeps.values():
-        if any(score.row.kind == kind for score in sweep) and len(sweep) >= _FEWEST:
-            order = spearman([score.value for score in sweep], [score.row.rate for score in sweep])
+        if any(score.row.kind == kind for score in sweep):
+            order = spearman(*_points(sweep))
             if order is not None:
                 found.append(order)
     return found
+
+
+def _points(sweep: Sequence[Score]) -> tuple[list[float], list[float]]:
+    """Predicted and measured rates of each setting: all numbers of layers above the model's are the same one."""
+    points: defaultdict[tuple[object, ...], list[Score]] = defaultdict(list)
+    for score in sweep:
+        row = score.row
+        points[(row.n_gpu_layers, row.n_cpu_moe, row.n_threads, row.n_batch, row.n_ubatch, row.n_prompt)].append(score)
+    groups = points.values()
+    return (
+        [median(score.value for score in group) for group in groups],
+        [median(score.row.rate for score in group) for group in groups],
+    )
 
 
 def _sweep_key(row: Row) -> tuple[object, ...]:
@@ -153,12 +164,12 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float | None:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 1; values that are the same but for rounding are tied."""
+    """Ranks from 1; equal values share theirs."""
     order = sorted(range(len(values)), key=lambda i: values[i])
     ranks = [0.0] * len(values)
     start = 0
     for place in range(1, len(order) + 1):
-        if place == len(order) or values[order[place]] > values[order[start]] * (1 + 1e-9):
+        if place == len(order) or values[order[place]] > values[order[start]]:
             for i in order[start:place]:
                 ranks[i] = (start + 1 + place) / 2
             start = place

@@ -9,7 +9,6 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from magnitude_tune.errors import MissingPartError
@@ -21,18 +20,29 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.float64]
 
-__all__ = ["FOLDS", "Fitted", "Sample", "Validation", "fit", "fold_of", "spreads_of", "term_names", "validate"]
+__all__ = [
+    "CHOICES",
+    "FOLDS",
+    "Choice",
+    "Fitted",
+    "Sample",
+    "Validation",
+    "fit",
+    "fold_of",
+    "spreads_of",
+    "term_names",
+    "validate",
+]
 
 FOLDS: Final = 10
-_PENALTY: Final = 1.0
 _ROBUST_FROM: Final = 0.2
 """Residuals beyond this (in logarithm) count linearly, as Huber's loss has it."""
 _STEPS: Final = 6
 _LEVEL: Final = 0.9
 _SHRINK_DEVICES: Final = 3.0
 """A family's spread counts its kind's as so many devices of its own."""
+_FEWEST_DEVICES: Final = 2
 _LEAST_SPREAD: Final = 0.02
-_LEAST_COEFFICIENT: Final = 0.004
 
 
 class Sample(NamedTuple):
@@ -41,6 +51,19 @@ class Sample(NamedTuple):
     device: str
     features: Mapping[str, float]
     target: float
+
+
+class Choice(NamedTuple):
+    """What is chosen for a quantity by cross-validation over four assignments of folds.
+
+    `family_slopes`: each family has its own slope over the model's size, and each kind its own share of a quantisation.
+    """
+
+    penalty: float
+    family_slopes: bool
+
+
+CHOICES: Final[Mapping[str, Choice]] = {"tg": Choice(1.0, True), "pp": Choice(0.6, False)}
 
 
 class Fitted(NamedTuple):
@@ -71,7 +94,7 @@ def product(name: str, features: Mapping[str, float]) -> float:
     return value
 
 
-def term_names(samples: Sequence[Sample]) -> tuple[str, ...]:
+def term_names(samples: Sequence[Sample], choice: Choice) -> tuple[str, ...]:
     """All terms that the samples can speak about: their words and numbers, and products of a few of them."""
     devices: defaultdict[str, set[str]] = defaultdict(set)
     for sample in samples:
@@ -81,22 +104,37 @@ def term_names(samples: Sequence[Sample]) -> tuple[str, ...]:
     numbers = sorted(name for name in devices if ":" not in name and name != "one")
     of = {
         subject: [word for word in words if word.startswith(subject)]
-        for subject in ("kind", "backend", "family", "vendor")
+        for subject in ("kind", "backend", "family", "vendor", "quant")
     }
-    products = [f"{word}*{name}" for word in (*of["kind"], *of["backend"]) for name in ("moe", "size", "small")]
+    products = [f"{word}*{name}" for word in (*of["backend"], *of["kind"]) for name in ("moe", "size", "small")]
     products += [f"{backend}*{vendor}" for backend in of["backend"] for vendor in of["vendor"]]
-    products += [f"{family}*size" for family in of["family"]]
-    return ("one", *numbers, *words, *products)
+    if choice.family_slopes:
+        products += [f"{quant}*{kind}" for quant in of["quant"] for kind in of["kind"]]
+        products += [f"{family}*size" for family in of["family"]]
+    return _telling(("one", *numbers, *words, *products), samples)
 
 
-def fit(samples: Sequence[Sample], names: Sequence[str]) -> Fitted:
+def _telling(names: Sequence[str], samples: Sequence[Sample]) -> tuple[str, ...]:
+    """Without terms that fewer than two devices have, and without those that say what an earlier one says."""
+    seen: set[tuple[float, ...]] = set()
+    kept = []
+    for name in names:
+        column = tuple(product(name, sample.features) for sample in samples)
+        devices = {sample.device for sample, value in zip(samples, column, strict=True) if value}
+        if len(devices) >= _FEWEST_DEVICES and column not in seen:
+            seen.add(column)
+            kept.append(name)
+    return tuple(kept)
+
+
+def fit(samples: Sequence[Sample], names: Sequence[str], penalty: float) -> Fitted:
     """Weighted ridge with Huber's loss; a device's samples weigh together as the square root of their number.
 
     Raises:
         MissingPartError: scikit-learn is not installed.
     """
     design, target, weights = _arrays(samples, names)
-    return Fitted(dict(zip(names, (float(value) for value in _solve(design, target, weights)), strict=True)))
+    return Fitted(dict(zip(names, (float(value) for value in _solve((design, target, weights), penalty)), strict=True)))
 
 
 def _arrays(samples: Sequence[Sample], names: Sequence[str]) -> tuple[Array, Array, Array]:
@@ -111,16 +149,16 @@ def _arrays(samples: Sequence[Sample], names: Sequence[str]) -> tuple[Array, Arr
     return design, target, weights
 
 
-def _solve(design: Array, target: Array, weights: Array) -> Array:
+def _solve(arrays: tuple[Array, Array, Array], penalty: float) -> Array:
     """Coefficients by iteratively reweighted ridge; the first column is the unpenalised intercept.
 
     On one thread: such small systems only wait for more, and sums in another order are other sums.
     """
-    ridge = _ridge()
+    ridge = _ridge(penalty)
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(limits=1):
-        return _reweighted(ridge, design, target, weights)
+        return _reweighted(ridge, *arrays)
 
 
 def _reweighted(ridge: Any, design: Array, target: Array, weights: Array) -> Array:
@@ -136,14 +174,14 @@ def _reweighted(ridge: Any, design: Array, target: Array, weights: Array) -> Arr
     return coefficients
 
 
-def _ridge() -> Any:
+def _ridge(penalty: float) -> Any:
     try:
         from sklearn.linear_model import Ridge
     except ImportError as error:
         raise MissingPartError(
             "training needs scikit-learn, which is not installed", hint="pip install 'magnitude-tune[train]'"
         ) from error
-    return Ridge(alpha=_PENALTY, solver="cholesky")
+    return Ridge(alpha=penalty, solver="cholesky")
 
 
 def fold_of(devices: Sequence[str]) -> dict[str, int]:
@@ -152,13 +190,14 @@ def fold_of(devices: Sequence[str]) -> dict[str, int]:
     return {name: place % FOLDS for place, name in enumerate(ordered)}
 
 
-def validate(samples: Sequence[Sample], names: Sequence[str]) -> Validation:
+def validate(samples: Sequence[Sample], names: Sequence[str], penalty: float) -> Validation:
     """Residuals of every sample from fits without its device, and from fits without its whole family."""
     folds = fold_of([sample.device for sample in samples])
     families = [family_of(sample) for sample in samples]
+    arrays = _arrays(samples, names)
     return Validation(
-        residuals=_residuals(samples, names, [folds[sample.device] for sample in samples]),
-        strangers=_residuals(samples, names, families),
+        residuals=_residuals(arrays, penalty, [folds[sample.device] for sample in samples]),
+        strangers=_residuals(arrays, penalty, families),
     )
 
 
@@ -167,16 +206,16 @@ def family_of(sample: Sample) -> str:
     return max((name for name in sample.features if name.startswith("family:")), default="")
 
 
-def _residuals(samples: Sequence[Sample], names: Sequence[str], groups: Sequence[object]) -> tuple[float, ...]:
+def _residuals(arrays: tuple[Array, Array, Array], penalty: float, groups: Sequence[str | int]) -> tuple[float, ...]:
     import numpy as np
 
-    design, target, weights = _arrays(samples, names)
+    design, target, weights = arrays
     found = np.zeros_like(target)
     for group in sorted(set(groups), key=str):
         held = np.array([each == group for each in groups])
         if held.all():
             continue
-        found[held] = target[held] - design[held] @ _solve(design[~held], target[~held], weights[~held])
+        found[held] = target[held] - design[held] @ _solve((design[~held], target[~held], weights[~held]), penalty)
     return tuple(float(value) for value in found)
 
 
@@ -235,8 +274,3 @@ def _quantile(scores: Mapping[str, list[float]]) -> float:
         if reached >= level - 1e-12:
             return value
     return weighted[-1][0]
-
-
-def median_over_devices(values: Mapping[str, list[float]]) -> float:
-    """The median over devices of each one's median."""
-    return median(median(group) for group in values.values())

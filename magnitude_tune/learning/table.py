@@ -29,6 +29,8 @@ _IDENTITY: Final = (
 """Columns that are equal where the same measurement stands twice."""
 _DEVICE_KINDS: Final = ("cpu", "gpu", "igpu", "apple")
 _TEST: Final = re.compile(r"(?:(pp)|tg)(\d{1,7})(?:@d(\d{1,8}))?", re.ASCII)
+_BUILD: Final = re.compile(r"\bb(\d{3,6})\b", re.ASCII)
+_FLASH_BY_DEFAULT: Final = 6325
 _MOST_TOKENS: Final = 10_000_000
 _BITS: Final = (1.5, 34.0)
 """Bits a weight that a file can have; anything else is bytes in another unit or another model's."""
@@ -273,12 +275,19 @@ def _row(get: _Cells, device: DeviceRow, asked: tuple[int, int, int]) -> Row | s
         n_threads=get.whole("threads", 1, 4096),
         n_batch=get.whole("n_batch", 1, 1 << 20) or 2048,
         n_ubatch=get.whole("n_ubatch", 1, 1 << 20) or 512,
-        flash_attn=get.text("flash_attn") == "1",
+        flash_attn=_flash_attention(get),
         cpu_name=get.text("cpu_name")[:200],
         sweep=tuple(
             get.text(name)[:80] for name in ("sweep", "source_id", "model", "quant", "model_bytes_gib", "test")
         ),
     )
+
+
+def _flash_attention(get: _Cells) -> bool:
+    """Whether flash attention was on: as said, else by the build's default (`auto` since build 6325)."""
+    said = get.text("flash_attn")
+    build = _BUILD.search(get.text("engine_build"))
+    return said == "1" if said else build is not None and int(build[1]) >= _FLASH_BY_DEFAULT
 
 
 def _impossible(row: Row) -> str | None:

@@ -23,7 +23,7 @@ _FAMILIES: Final = (
     ("hopper", r"\bg?h[12]00\b"),
     ("ada", r"rtx 40\d0|\bada\b|\bl40?s?\b"),
     ("ampere", r"rtx 30\d0|rtx a\d{3,4}\b|\ba(?:2|10|16|30|40|100)g?\b|orin"),
-    ("turing", r"rtx 20\d0|gtx 16\d0|quadro rtx|titan rtx|\bt(?:4|400|600|1000|1200)\b"),
+    ("turing", r"rtx 20\d0|gtx 16\d0|quadro rtx|titan rtx|\bt(?:4|400|600|1000|1200)\b|\bmx4\d0"),
     ("volta", r"\bv100|titan v|xavier"),
     ("pascal", r"gtx 10\d0|\bp(?:4|40|100|106)\b|titan x|quadro p\d|\bmx[123]\d0"),
     ("maxwell", r"gtx 9\d0|\bm(?:4|10|40|60)\b|quadro m\d|jetson nano|titan x \(maxwell"),

@@ -28,7 +28,10 @@ class Crossing(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A placement. `copier` is the device that uses host weights for large batches, None without one."""
+    """A placement. `copier` is the device that uses host weights for large batches, None without one.
+
+    The engine asks every device that it was given, also one that holds no layers.
+    """
 
     stages: tuple[Stage, ...]
     output: Stage
@@ -72,7 +75,7 @@ def make_plan(costs: ModelCosts, devices: Sequence[DeviceRates], settings: Setti
         stages=tuple(stages),
         output=output,
         crossings=tuple(crossings),
-        copier=next((device for device in used if device.copies_host_weights), None),
+        copier=next((device for device in devices if device.copies_host_weights), None),
         repacked=settings.repack and not any(device.pins_host_weights for device in used),
         n_embd=costs.n_embd,
         n_vocab=costs.n_vocab,

@@ -88,10 +88,10 @@ def test_other_settings_move_with_the_measured_one(build: Any, shipped: Coeffici
     after = [ask(build, shipped, other, evidence) for other in others]
     factors = [new.tg.value / old.tg.value for new, old in zip(after, before[1:], strict=True)]
     assert factors[0] == pytest.approx(factors[1], rel=0.01)
-    assert factors[0] == pytest.approx(0.5, rel=0.08)
+    assert factors[0] == pytest.approx(0.5, rel=0.15)
     factors = [new.pp.value / old.pp.value for new, old in zip(after, before[1:], strict=True)]
     assert factors[0] == pytest.approx(factors[1], rel=0.01)
-    assert factors[0] == pytest.approx(0.5, rel=0.08)
+    assert factors[0] == pytest.approx(0.5, rel=0.15)
     for new, old in zip(after, before[1:], strict=True):
         assert new.tg.basis == new.pp.basis == new.turn_seconds.basis == "refined"
         assert new.tg.high / new.tg.low < old.tg.high / old.tg.low
