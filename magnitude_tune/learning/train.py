@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from magnitude_tune.errors import InputFileError
 from magnitude_tune.learning.cases import Models
 from magnitude_tune.learning.evaluation import Figures, Score, figures, score_rows
 from magnitude_tune.learning.regression import (
@@ -41,6 +42,7 @@ _SCALES: Final = {
     "apple": Scale(1.0, 0.9),
 }
 """Exponents, stated: wide memory and many units are filled less well. Chosen by cross-validation among 0.7 to 1."""
+_FEWEST_DEVICES: Final = 5
 _DIGITS: Final = 3
 _LEAST: Final = 0.01
 _NOTHING: Final = Correction((), {"other": 0.5}, 1.0)
@@ -79,6 +81,7 @@ def train(table: Path, devices: Path, stated: Mapping[str, Any], where: str) -> 
     ranges: list[tuple[float, float]] = []
     for quantity in _QUANTITIES:
         rows = usable(read.rows, quantity)
+        _check_enough(rows, quantity, table)
         samples = samples_of(rows, models)
         choice = CHOICES[quantity]
         names = term_names(samples, choice)
@@ -89,6 +92,16 @@ def train(table: Path, devices: Path, stated: Mapping[str, Any], where: str) -> 
         ranges = ranges or _ranges(samples)
     learned["ranges"] = {name: {"low": low, "high": high} for name, (low, high) in zip(NUMBERS, ranges, strict=True)}
     return _trained(stated, learned, found, (read, sheets))
+
+
+def _check_enough(rows: Sequence[Row], quantity: Quantity, table: Path) -> None:
+    n_devices = len({row.device.name for row in rows})
+    if n_devices < _FEWEST_DEVICES:
+        raise InputFileError(
+            f"too few devices to train on: {n_devices} with usable rows of {quantity}, {_FEWEST_DEVICES} are needed",
+            where=str(table),
+            hint="`magnitude-tune evaluate` on this table says which rows are left out, and why",
+        )
 
 
 def usable(rows: Sequence[Row], quantity: Quantity) -> list[Row]:
