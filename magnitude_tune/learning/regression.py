@@ -104,10 +104,11 @@ def term_names(samples: Sequence[Sample], choice: Choice) -> tuple[str, ...]:
     numbers = sorted(name for name in devices if ":" not in name and name != "one")
     of = {
         subject: [word for word in words if word.startswith(subject)]
-        for subject in ("kind", "backend", "family", "vendor", "quant")
+        for subject in ("kind", "backend", "family", "vendor", "quant", "is")
     }
     products = [f"{word}*{name}" for word in (*of["backend"], *of["kind"]) for name in ("moe", "size", "small")]
     products += [f"{backend}*{vendor}" for backend in of["backend"] for vendor in of["vendor"]]
+    products += [f"{word}*{vendor}" for word in of["is"] for vendor in of["vendor"]]
     if choice.family_slopes:
         products += [f"{quant}*{kind}" for quant in of["quant"] for kind in of["kind"]]
         products += [f"{family}*size" for family in of["family"]]
