@@ -106,3 +106,17 @@ def test_a_fresh_tuning_session(fonts: Path) -> None:
     assert 1 <= text.count("here, run ") <= 3
     assert "here, verdict: " in text
     assert "Here and now: the path of one session" in text.splitlines()[-1]
+
+
+def test_training_on_a_part_of_the_table(fonts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a few rows a device, unseen devices are predicted better than by physics alone, and intervals hold most."""
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'magnitude-tune[train]'")
+    monkeypatch.setenv("MAGNITUDE_TUNE_ROWS", "6")
+    text = output_of("training.py", fonts)
+    found = re.findall(r"(tg|pp): \d+ rows of \d+ devices, physics alone ([\d.]+)%, unseen devices ([\d.]+)%", text)
+    assert [quantity for quantity, _, _ in found] == ["tg", "pp"]
+    assert all(float(after) < float(before) for _, before, after in found)
+    held = re.search(r"tg: ([\d.]+)% of rows inside", text)
+    assert held is not None
+    assert 80 < float(held[1]) < 99
+    assert text.splitlines()[-1].count("|") == 2

@@ -30,7 +30,15 @@ from magnitude_tune.throughput.features import NUMBERS, features
 from magnitude_tune.throughput.learned import Correction, Learned, Scale
 from magnitude_tune.throughput.refine import Quantity
 
-__all__ = ["MOST_BYTES", "Trained", "document_text", "train"]
+__all__ = [
+    "MOST_BYTES",
+    "Trained",
+    "document_text",
+    "samples_of",
+    "train",
+    "usable",
+    "without_correction",
+]
 
 MOST_BYTES: Final = 12_288
 _QUANTITIES: Final[tuple[Quantity, ...]] = ("tg", "pp")
@@ -74,7 +82,7 @@ def train(table: Path, devices: Path, stated: Mapping[str, Any], where: str) -> 
     """
     sheets = read_devices(devices)
     read = read_rows(table, sheets)
-    base = _without_correction(stated, where)
+    base = without_correction(stated, where)
     models = Models(base, sheets)
     learned: dict[str, Any] = {}
     found: dict[str, list[Score]] = {}
@@ -130,7 +138,8 @@ def samples_of(rows: Sequence[Row], models: Models) -> list[Sample]:
     return found
 
 
-def _without_correction(stated: Mapping[str, Any], where: str) -> Coefficients:
+def without_correction(stated: Mapping[str, Any], where: str) -> Coefficients:
+    """The stated parts of a document from the file `where`, with the exponents that training uses: physics alone."""
     coefficients = parse_coefficients(stated, where)
     learned = Learned(_NOTHING, _NOTHING, _SCALES, ((-100.0, 100.0),) * len(NUMBERS))
     return coefficients._replace(learned=learned)
