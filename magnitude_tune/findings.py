@@ -57,6 +57,7 @@ class Rule(Enum):
     PROJECTOR_ASSUMED = ("MT043", Severity.WARNING)
     SLOW_KV_PAIR = ("MT044", Severity.WARNING)
     ONE_LAYER_SHORT = ("MT045", Severity.INFO)
+    DOES_NOT_FIT = ("MT046", Severity.WARNING)
 
     def __init__(self, id_: str, severity: Severity) -> None:
         self.id = id_

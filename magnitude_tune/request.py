@@ -79,6 +79,11 @@ class Settings:
     tensor_split: tuple[int, ...] = ()
     main_gpu: int = 0
 
+    @property
+    def n_ctx_slot(self) -> int:
+        """Tokens of context that one slot can use: all of them where slots share the cache, else an equal part."""
+        return self.n_ctx if self.kv_unified else self.n_ctx // max(1, self.n_parallel)
+
 
 class Companions(NamedTuple):
     """What runs beside the model in the same server, by llama.cpp's names.

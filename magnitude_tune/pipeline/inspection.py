@@ -21,6 +21,7 @@ from magnitude_tune.pipeline.engine_build import with_build
 from magnitude_tune.pipeline.engine_choice import choose_engine, machine_for_engine
 from magnitude_tune.pipeline.layers import build_request, flag_layer
 from magnitude_tune.pipeline.machine import find_machine
+from magnitude_tune.pipeline.plan_findings import about_plan, about_room
 from magnitude_tune.pipeline.resolve import wanted_engine
 from magnitude_tune.request import (
     DEFAULT_N_CTX,
@@ -93,8 +94,10 @@ def plan_as_written(header: ModelHeader, options: InspectOptions) -> Planned:
     if request.companions.names and (beside := beside_of(request, header)) is not None:
         model = with_companions(model, header, machine, engine, beside)
         companions, about_companions = launched(beside, settings), findings_about(beside)
-    findings = (*found.notes, *about_engine, *request.findings, *about_settings, *about_companions)
-    return Planned(settings, companions, model.footprint(settings), machine, engine, findings)
+    footprint = model.footprint(settings)
+    said = (*about_plan(request, header, engine, settings), *about_room(machine, footprint))
+    findings = (*found.notes, *about_engine, *request.findings, *about_settings, *about_companions, *said)
+    return Planned(settings, companions, footprint, machine, engine, findings)
 
 
 def _engine(

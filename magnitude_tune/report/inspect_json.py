@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from magnitude_tune.findings import Rule
 from magnitude_tune.header.values import Attention, ModelHeader, TensorGroup
 
 if TYPE_CHECKING:
@@ -92,14 +93,26 @@ def planned_document(planned: Planned) -> dict[str, object]:
     terms = planned.footprint.terms
     return {
         "settings": settings_document(planned.settings),
+        "n_ctx_slot": planned.settings.n_ctx_slot,
         "companions": companions_document(planned.companions),
         "machine": {"hash": planned.machine.machine_hash, "hostname": planned.machine.hostname},
         "engine": None
         if engine is None
         else {"name": engine.name, "build": engine.build, "ggml_version": engine.ggml_version},
         "terms": [term_document(term) for term in terms],
-        "pools": pool_documents(terms),
+        "pools": [{**pool, **_room(planned, pool)} for pool in pool_documents(terms)],
+        "fits": not any(finding.rule is Rule.DOES_NOT_FIT for finding in planned.findings),
         "findings": finding_documents(planned.findings),
+    }
+
+
+def _room(planned: Planned, pool: dict[str, Any]) -> dict[str, int]:
+    """What the pool has, and what the plan would leave of what is available; negative where it lacks."""
+    found = planned.machine.pool(pool["name"])
+    return {
+        "total_bytes": found.total_bytes,
+        "available_bytes": found.available_bytes,
+        "left_bytes": found.available_bytes - pool["reserved_bytes"],
     }
 
 

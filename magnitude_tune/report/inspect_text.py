@@ -51,11 +51,26 @@ def planned_page(planned: Planned) -> str:
         ("machine", planned.machine.hostname),
         ("engine", f"{engine.name} {engine.build}" if engine else "none found: planned as for the newest llama-server"),
         *((name, _value(value)) for name, value in settings_document(planned.settings).items() if value != []),
+        ("n_ctx_slot", str(planned.settings.n_ctx_slot)),
         *((name, _value(value)) for name, value in (companions or {}).items() if value is not None),
     ]
-    sections = ["Settings\n" + rows_text(rows), terms_text(planned.footprint.terms)]
+    sections = ["Settings\n" + rows_text(rows), terms_text(planned.footprint.terms), _memory(planned)]
     sections.append("\n".join(finding_lines(planned.findings)))
     return _shown("\n\n".join(section for section in sections if section))
+
+
+def _memory(planned: Planned) -> str:
+    """Each pool that is used: what the plan reserves, and what of it is there."""
+    from magnitude_tune.report.rows import rows_text
+
+    rows = [("pool", "reserved", "available", "total", "left")]
+    for name in dict.fromkeys(term.pool for term in planned.footprint.terms):
+        pool, reserved = planned.machine.pool(name), planned.footprint.reserved_of_pool(name)
+        left = pool.available_bytes - reserved
+        shown = format_bytes(left) if left >= 0 else f"lacks {format_bytes(-left)}"
+        figures = (format_bytes(reserved), format_bytes(pool.available_bytes), format_bytes(pool.total_bytes))
+        rows.append((name, *figures, shown))
+    return "Memory\n" + rows_text(rows, right=(1, 2, 3, 4))
 
 
 def _value(value: object) -> str:

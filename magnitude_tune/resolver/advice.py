@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Final
 
 from magnitude_tune.findings import Finding, Rule
+from magnitude_tune.header.values import ModelHeader
 from magnitude_tune.magnitude import SAFE_BAND, band
 from magnitude_tune.request import Request, Settings
 from magnitude_tune.resolver.candidates import Shape
@@ -14,7 +15,7 @@ from magnitude_tune.resolver.subject import Subject
 from magnitude_tune.resolver.values import Magnitudes, PoolUse
 from magnitude_tune.units import format_bytes
 
-__all__ = ["log_lines", "request_findings", "shown_magnitude"]
+__all__ = ["about_context", "log_lines", "request_findings", "shown_magnitude"]
 
 _FAST_KV_PAIRS: Final = frozenset({("f16", "f16"), ("bf16", "bf16"), ("q8_0", "q8_0"), ("q4_0", "q4_0")})
 
@@ -69,7 +70,7 @@ def request_findings(request: Request, subject: Subject, settings: Settings, sha
     """Findings about the magnitude, the context, concessions and devices."""
     return (
         *_about_magnitude(request),
-        *_about_context(request, subject, settings),
+        *about_context(request, subject.header, settings),
         *_about_attention(request, settings),
         *_about_kv_pair(request, subject, settings),
         *(Finding(Rule.CONCESSION, f"given up for memory: {text}") for text in shape.concessions),
@@ -97,9 +98,10 @@ def _about_magnitude(request: Request) -> Iterator[Finding]:
         )
 
 
-def _about_context(request: Request, subject: Subject, settings: Settings) -> Iterator[Finding]:
-    trained = subject.header.context_length
-    per_slot = settings.n_ctx if settings.kv_unified else settings.n_ctx // settings.n_parallel
+def about_context(request: Request, header: ModelHeader, settings: Settings) -> Iterator[Finding]:
+    """What to say of a context beyond the trained one, or of one that had to be assumed."""
+    trained = header.context_length
+    per_slot = settings.n_ctx_slot
     if trained is not None and per_slot > trained:
         yield Finding(
             Rule.CONTEXT_BEYOND_TRAINED,

@@ -318,3 +318,27 @@ def test_devices_over_rpc_are_priced(real_model: Path, rpc_server: tuple[str, ob
     assert len(found["pools"][0]["devices"]) == 2
     device = found["settings"]["devices"][0]
     assert 0 < total(found, "weights", device) < total(found, "weights")
+
+
+def test_whether_it_fits_is_said(real_model: Path) -> None:
+    """Far too large a context is priced, and the pool that lacks room is named with its largest term."""
+    found = document(real_model, "--n-ctx", "90000000", "--n-parallel", "4")
+    assert found["fits"] is False
+    assert found["n_ctx_slot"] == 22500000
+    assert [pool["left_bytes"] < 0 for pool in found["pools"] if pool["name"] == "ram"] == [True]
+    rules = {finding["id"]: finding["message"] for finding in found["findings"]}
+    assert "kv_cache" in rules["MT046"]
+    assert "trained at 32768" in rules["MT013"]
+    small = document(real_model, "--n-ctx", "2048")
+    assert small["fits"] is True
+    assert {"MT046", "MT013"} & {finding["id"] for finding in small["findings"]} == set()
+
+
+@pytest.mark.parametrize(
+    ("options", "setting"),
+    [(("--n-cpu-moe", "5"), "n_cpu_moe"), (("--n-ubatch", "4096", "--n-batch", "2048"), "n_ubatch")],
+)
+def test_a_setting_without_its_effect_is_told(real_model: Path, options: tuple[str, ...], setting: str) -> None:
+    """Experts of a dense model, and a micro batch beyond the batch: a finding names the setting."""
+    found = document(real_model, *options)
+    assert setting in {finding["setting"] for finding in found["findings"] if finding["id"] == "MT017"}
