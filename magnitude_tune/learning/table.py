@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -32,6 +33,7 @@ _TEST: Final = re.compile(r"(?:(pp)|tg)(\d{1,7})(?:@d(\d{1,8}))?", re.ASCII)
 _BUILD: Final = re.compile(r"\bb(\d{3,6})\b", re.ASCII)
 _FLASH_BY_DEFAULT: Final = 6325
 _MOST_TOKENS: Final = 10_000_000
+_RATES: Final = (1e-4, 1e7)
 _BITS: Final = (1.5, 34.0)
 """Bits a weight that a file can have; anything else is bytes in another unit or another model's."""
 _FASTEST_READ: Final = 1.25
@@ -136,9 +138,11 @@ def read_rows(path: Path, devices: Mapping[str, DeviceRow]) -> Rows:
 
 def _cells(path: Path, needed: tuple[str, ...]) -> Iterator[dict[str, str]]:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InputFileError("cannot read this table: it is no file", where=str(path), hint="name a CSV file")
         if path.stat().st_size > _MOST_BYTES:
             raise InputFileError(f"this table is larger than {_MOST_BYTES >> 20} MiB", where=str(path), hint="split it")
-        with path.open(newline="", encoding="utf-8", errors="replace") as stream:
+        with path.open(newline="", encoding="utf-8-sig", errors="replace") as stream:
             reader = csv.DictReader((line.replace("\0", "") for line in stream), restkey="", restval="")
             missing = [name for name in needed if name not in (reader.fieldnames or ())]
             if missing:
@@ -197,7 +201,7 @@ def _of_another_kind(get: _Cells) -> str | None:
         "several devices": (get.number("n_devices") or 1) != 1,
         "no such kind of device": get.text("device_kind") not in ("", *_DEVICE_KINDS),
         "no rate": not (get.number("tps_mean") or 0) > 0,
-        "absurd rate": (get.number("tps_mean") or 0) > 1e7,
+        "absurd rate": not _RATES[0] <= (get.number("tps_mean") or 0) <= _RATES[1],
     }
     return next((rule for rule, broken in rules.items() if broken), None)
 

@@ -61,6 +61,7 @@ def test_each_usable_row_is_of_one_kind(
         ({"tps_mean": "nan"}, "no rate"),
         ({"tps_mean": -3}, "no rate"),
         ({"tps_mean": "1e300"}, "absurd rate"),
+        ({"tps_mean": "1e-300"}, "absurd rate"),
         ({"params_b": ""}, "parameters or bytes of the model missing or absurd"),
         ({"params_b": "1e12"}, "parameters or bytes of the model missing or absurd"),
         ({"model_bytes_gib": 4580}, "bytes that these parameters cannot have"),
@@ -119,10 +120,17 @@ def test_what_is_no_table_is_a_clear_error(tmp_path: Path, content: bytes, said:
 
 
 def test_a_table_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
-    """A missing file and a folder say that they cannot be read."""
-    for path in (tmp_path / "none.csv", tmp_path):
+    """A missing file, a folder and a device without an end say that they cannot be read."""
+    for path in (tmp_path / "none.csv", tmp_path, Path("/dev/zero")):
         with pytest.raises(InputFileError, match="cannot read"):
             read_rows(path, {})
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tables: Any, sheets: Path, written: Callable[..., Path]) -> None:
+    """Tables saved by a spreadsheet begin with one."""
+    for path in (sheets, written(tables.row())):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(read_rows(written(tables.row()), read_devices(sheets)).rows) == 1
 
 
 texts = st.one_of(st.text(max_size=12), st.floats().map(str), st.integers().map(str), st.sampled_from(("", "0", "1")))
