@@ -20,12 +20,10 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /
 # A server (a shell) with a worker of its own (sleep): both must go.
 SERVER = ["/bin/sh", "-c", "sleep 600 & echo $! > {pids}; sleep 600 & echo $! >> {pids}; echo $$ >> {pids}; wait"]
 
-# A test run in the background may have been told to ignore SIGINT, which children inherit.
 PARENT = """
-import signal, sys, time
+import sys, time
 from pathlib import Path
 from magnitude_tune.processes import start
-signal.signal(signal.SIGINT, signal.default_int_handler)
 pids = Path(sys.argv[1])
 child = start(["/bin/sh", "-c", sys.argv[2]])
 while not pids.exists() or len(pids.read_text().split()) < 3:
