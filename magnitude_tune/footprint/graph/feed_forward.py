@@ -13,6 +13,8 @@ from magnitude_tune.footprint.graph.tensors import F32, I32, Tensor
 __all__ = ["Routing", "dense", "experts", "limited", "mixture", "routing_of"]
 
 _MAX_EXPERTS: Final = 1024
+_SUMMED: Final = 4
+"""Experts that are added up one by one: further sums are written over the one before and take nothing."""
 _SOFTMAX_LATE: Final = 3
 """The value of `expert_gating_func` for a softmax over the chosen experts only."""
 
@@ -91,7 +93,7 @@ def experts(
         outputs = graph.mul(outputs, weights)
     graph.expand(outputs)
     row = outputs.strides[2]
-    parts = [graph.view(outputs, n_embd, n_tokens, nb=(4, row, row * n_tokens, -1)) for _ in range(used)]
+    parts = [graph.view(outputs, n_embd, n_tokens, nb=(4, row, row * n_tokens, -1)) for _ in range(min(used, _SUMMED))]
     for part in parts:
         graph.expand(part)
     total = parts[0]

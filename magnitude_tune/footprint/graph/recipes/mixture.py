@@ -257,7 +257,7 @@ def _with_adjugates(frame: Frame, layer: Layer, source: Tensor, routing: Routing
     scores = frame.linear(source, layer, "ffn_gate_inp")
     routing = routing._replace(chosen_apart=True)
     mixed = experts(frame, layer, source, routing, scores=scores)
-    n_shared = (layer.shapes["ffn_up_chexps.weight"] + (1, 1))[2]
+    n_shared = (layer.shapes["ffn_up_chexps.weight"] + (1, 1, 1))[2]
     routing = routing._replace(used=max(1, min(routing.used, n_shared)), grouped=True)
     shared = experts(frame, layer, mixed, routing, suffix="_chexps", scores=scores)
     return graph.add(mixed, graph.scale(shared))
