@@ -53,6 +53,9 @@ __all__ = [
 MAX_COUNT: Final = 2**31 - 1
 """Counts are 32-bit integers in the engine."""
 
+_MAX_SLOTS: Final = 256
+"""llama.cpp's LLAMA_MAX_SEQ."""
+
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?", re.ASCII)
 _TARGET = re.compile(r"\s*([a-z_]+)\s*(>=|<=)\s*(\S+)\s*", re.ASCII)
 _ON: Final = frozenset({"on", "true", "yes", "1", "enabled"})
@@ -153,10 +156,13 @@ def read_context(name: str, given: Given) -> Reading[int]:
 
 
 def read_slots(name: str, given: Given) -> Reading[int]:
-    """Parallel slots, 1 or more; -1 is the engine's word for a free choice."""
+    """Parallel slots, 1 to 256; -1 is the engine's word for a free choice."""
     if written(given) == "-1":
         return Reading(Unset.FREE)
-    return read_count(name, given, least=1)
+    reading = read_count(name, given, least=1)
+    if isinstance(reading.value, int) and reading.value > _MAX_SLOTS:
+        raise refusal(given, f"{name} must be at most {_MAX_SLOTS}, got {reading.value}", "engines start no more slots")
+    return reading
 
 
 def read_switch(name: str, given: Given) -> Reading[bool]:

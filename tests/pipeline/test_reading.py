@@ -234,11 +234,14 @@ def test_context(raw: object, value: object) -> None:
 
 
 def test_slots() -> None:
-    """-1 slots are the engine's `auto`; 0 is refused."""
+    """-1 slots are the engine's `auto`; 0 is refused, and so are more than engines start."""
     assert reading.read_slots("n_parallel", in_file(-1)).value is Unset.FREE
     assert reading.read_slots("n_parallel", in_file(4)).value == 4
     with pytest.raises(ConfigError, match="at least 1"):
         reading.read_slots("n_parallel", in_file(0))
+    assert reading.read_slots("n_parallel", in_file(256)).value == 256
+    with pytest.raises(ConfigError, match="at most 256"):
+        reading.read_slots("n_parallel", in_file(257))
 
 
 def test_kv_types() -> None:
