@@ -100,7 +100,8 @@ class Runner:
         turn = result.promise.item("turn_seconds").measured
         if taken.ending is not None or turn is None:
             raise CannotRun(taken.ending.what if taken.ending else "it gave no samples")
-        name = f"{self._journal.key} {candidate.point} {taken.started_at}"
+        # Times are in seconds: two runs of one candidate may have begun in the same one.
+        name = f"{self._journal.key} {candidate.point} {taken.started_at} {self._used[number]}"
         self._doing.keep(result.measurement, hashlib.sha256(name.encode()).hexdigest()[:32])
         self.results.append((number, result))
         self._evidence.append(_evidence(candidate, result.measurement))
