@@ -30,6 +30,7 @@ __all__ = [
     "Target",
     "Workload",
     "layers_per_device",
+    "padded",
 ]
 
 LoadMode = Literal["mmap", "none"]
@@ -46,6 +47,13 @@ KV_TYPES: Final = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0",
 
 PLAIN_KV_TYPES: Final = frozenset({"f32", "f16", "bf16"})
 """Those of them that are not quantised: without flash attention V can have no other."""
+
+_CELL_PADDING: Final = 256
+
+
+def padded(n_tokens: int) -> int:
+    """Tokens rounded up to the granularity of the engine's cache, 256 cells."""
+    return -(-n_tokens // _CELL_PADDING) * _CELL_PADDING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +89,13 @@ class Settings:
 
     @property
     def n_ctx_slot(self) -> int:
-        """Tokens of context that one slot can use: all of them where slots share the cache, else an equal part."""
-        return self.n_ctx if self.kv_unified else self.n_ctx // max(1, self.n_parallel)
+        """Tokens of context that one slot can use: all of them where slots share the cache, else an equal part.
+
+        The engine rounds the whole context, and each part, up to 256 tokens (src/llama-context.cpp).
+        """
+        if self.kv_unified or self.n_parallel <= 1:
+            return self.n_ctx
+        return padded(padded(self.n_ctx) // self.n_parallel)
 
 
 class Companions(NamedTuple):

@@ -60,7 +60,7 @@ SETTINGS: Final = {
     "magnitude": "How hard to use the machine, 0.1 to 6; 4.0 unless the config says otherwise.",
     "model": "The model file, instead of the config's.",
     "engine": "llama_cpp_python, llama_server or llama_bench; one of the first two where unset.",
-    "n_ctx": "Context in tokens, over all slots.",
+    "n_ctx": "Context in tokens, over all slots; each gets n_ctx / n_parallel unless --kv-unified.",
     "n_parallel": "Slots that share the context.",
     "n_gpu_layers": "Layers on the accelerator, output layer included; all, auto or a number.",
     "n_threads": "Threads for generating.",

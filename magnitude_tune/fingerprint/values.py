@@ -98,6 +98,11 @@ class Pool:
         """Bytes that nobody may plan with."""
         return pool_floor(self.kind, self.total_bytes)
 
+    @property
+    def usable_bytes(self) -> int:
+        """Available bytes beyond the floor."""
+        return max(0, self.available_bytes - self.floor_bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
+
+from magnitude_tune.request import padded
 
 __all__ = ["Batch", "Cells", "cells", "padded"]
-
-_CELL_PADDING: Final = 256
 
 
 class Cells(NamedTuple):
@@ -15,11 +15,6 @@ class Cells(NamedTuple):
     full: int
     sliding: int
     streams: int
-
-
-def padded(n_tokens: int) -> int:
-    """Tokens rounded up to the cache's granularity of 256 cells."""
-    return -(-n_tokens // _CELL_PADDING) * _CELL_PADDING
 
 
 def cells(n_ctx: int, n_parallel: int, kv_unified: bool, n_ubatch: int, sliding_window: int) -> Cells:

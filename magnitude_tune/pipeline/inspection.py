@@ -75,7 +75,14 @@ def plan_as_written(header: ModelHeader, options: InspectOptions) -> Planned:
         HeaderError: the file is no model that an engine runs.
     """
     require_runnable(header)
-    request = build_request((flag_layer(dict(options.flags)),))
+    given = dict(options.flags)
+    if given.get("n_gpu_layers", "").strip().lower() == "auto":
+        raise UsageError(
+            "nothing is chosen here: auto has no size",
+            where="--n-gpu-layers",
+            hint="state a number or all; resolve chooses",
+        )
+    request = build_request((flag_layer(given),))
     require_cacheable(request, header)
     found = find_machine(
         machine=options.machine,
@@ -85,7 +92,7 @@ def plan_as_written(header: ModelHeader, options: InspectOptions) -> Planned:
         model=Path(header.path),
     )
     engine, machine, about_engine = _engine(found, request, options)
-    if dict(options.flags).get("n_ctx", "").strip() == "0":
+    if given.get("n_ctx", "").strip() == "0":
         request = replace(request, n_ctx=header.context_length)
     settings, about_settings = _settings(header, machine, request, options.devices)
     model = footprint_model(header, machine, engine)
@@ -152,6 +159,8 @@ def _settings(
     )
     # Pins were validated one by one by the names of these very fields.
     settings = replace(default, **pins)  # type: ignore[arg-type]
+    if "n_ubatch" not in pins:
+        settings = replace(settings, n_ubatch=min(settings.n_ubatch, settings.n_batch))
     return settings, (*findings, *_refused(settings))
 
 

@@ -107,12 +107,13 @@ def planned_document(planned: Planned) -> dict[str, object]:
 
 
 def _room(planned: Planned, pool: dict[str, Any]) -> dict[str, int]:
-    """What the pool has, and what the plan would leave of what is available; negative where it lacks."""
+    """What the pool has, what of it nobody may plan with, and what the plan leaves beside; negative where it lacks."""
     found = planned.machine.pool(pool["name"])
     return {
         "total_bytes": found.total_bytes,
         "available_bytes": found.available_bytes,
-        "left_bytes": found.available_bytes - pool["reserved_bytes"],
+        "floor_bytes": found.floor_bytes,
+        "left_bytes": found.usable_bytes - pool["reserved_bytes"],
     }
 
 

@@ -47,11 +47,13 @@ def planned_page(planned: Planned) -> str:
 
     engine = planned.engine
     companions = companions_document(planned.companions)
+    shown = [(name, _value(value)) for name, value in settings_document(planned.settings).items() if value != []]
+    slots = next(place for place, (name, _) in enumerate(shown) if name == "n_parallel")
+    shown.insert(slots + 1, ("n_ctx_slot", str(planned.settings.n_ctx_slot)))
     rows = [
         ("machine", planned.machine.hostname),
         ("engine", f"{engine.name} {engine.build}" if engine else "none found: planned as for the newest llama-server"),
-        *((name, _value(value)) for name, value in settings_document(planned.settings).items() if value != []),
-        ("n_ctx_slot", str(planned.settings.n_ctx_slot)),
+        *shown,
         *((name, _value(value)) for name, value in (companions or {}).items() if value is not None),
     ]
     sections = ["Settings\n" + rows_text(rows), terms_text(planned.footprint.terms), _memory(planned)]
@@ -60,17 +62,17 @@ def planned_page(planned: Planned) -> str:
 
 
 def _memory(planned: Planned) -> str:
-    """Each pool that is used: what the plan reserves, and what of it is there."""
+    """Each pool that is used: what the plan reserves, what is there and what stays free."""
     from magnitude_tune.report.rows import rows_text
 
-    rows = [("pool", "reserved", "available", "total", "left")]
+    rows: list[tuple[str, ...]] = [("pool", "reserved", "available", "kept free", "total", "left")]
     for name in dict.fromkeys(term.pool for term in planned.footprint.terms):
         pool, reserved = planned.machine.pool(name), planned.footprint.reserved_of_pool(name)
-        left = pool.available_bytes - reserved
+        left = pool.usable_bytes - reserved
         shown = format_bytes(left) if left >= 0 else f"lacks {format_bytes(-left)}"
-        figures = (format_bytes(reserved), format_bytes(pool.available_bytes), format_bytes(pool.total_bytes))
-        rows.append((name, *figures, shown))
-    return "Memory\n" + rows_text(rows, right=(1, 2, 3, 4))
+        figures = (reserved, pool.available_bytes, pool.floor_bytes, pool.total_bytes)
+        rows.append((name, *map(format_bytes, figures), shown))
+    return "Memory\n" + rows_text(rows, right=(1, 2, 3, 4, 5))
 
 
 def _value(value: object) -> str:

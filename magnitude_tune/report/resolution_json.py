@@ -41,6 +41,7 @@ def resolution_document(resolved: Resolved) -> dict[str, object]:
         "machine": {"hash": resolved.machine.machine_hash, "hostname": resolved.machine.hostname},
         "engine": None if engine is None else {"name": engine.name, "build": engine.build, "path": engine.path},
         "settings": settings_document(resolution.settings),
+        "n_ctx_slot": resolution.settings.n_ctx_slot,
         "companions": companions_document(resolved.companions),
         "reasons": {reason.setting: reason.text for reason in resolution.reasons},
         "magnitude": resolution.magnitude._asdict(),

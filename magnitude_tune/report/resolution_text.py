@@ -86,6 +86,9 @@ def _title(resolved: Resolved) -> str:
 def _settings(resolution: Resolution) -> str:
     document = settings_document(resolution.settings)
     rows = [(reason.setting, _shown(document[reason.setting]), reason.text) for reason in resolution.reasons]
+    if resolution.settings.n_parallel > 1:
+        place = [name for name, *_ in rows].index("n_parallel") + 1
+        rows.insert(place, ("n_ctx_slot", _shown(resolution.settings.n_ctx_slot), "context of each slot"))
     if resolution.settings.tensor_split:
         rows.insert(
             1, ("tensor_split", _shown(document["tensor_split"]), f"layers on {', '.join(resolution.settings.devices)}")

@@ -101,7 +101,8 @@ def _about_magnitude(request: Request) -> Iterator[Finding]:
 def about_context(request: Request, header: ModelHeader, settings: Settings) -> Iterator[Finding]:
     """What to say of a context beyond the trained one, or of one that had to be assumed."""
     trained = header.context_length
-    per_slot = settings.n_ctx_slot
+    # As asked for: that the engine rounds each part up is not the user's doing.
+    per_slot = settings.n_ctx if settings.kv_unified else settings.n_ctx // max(1, settings.n_parallel)
     if trained is not None and per_slot > trained:
         yield Finding(
             Rule.CONTEXT_BEYOND_TRAINED,

@@ -212,6 +212,7 @@ def test_an_unknown_build_lists_the_forms(real_model: Path, name: str) -> None:
         (("--n-ctx", "99999999999"), "--n-ctx"),
         (("--n-gpu-layers", "-2"), "--n-gpu-layers"),
         (("--n-gpu-layers", "some"), "--n-gpu-layers"),
+        (("--n-gpu-layers", "auto"), "--n-gpu-layers"),
         (("--n-ubatch", "0"), "--n-ubatch"),
         (("--n-parallel", "0"), "--n-parallel"),
         (("--type-k", "q9_9"), "--type-k"),
@@ -324,13 +325,17 @@ def test_whether_it_fits_is_said(real_model: Path) -> None:
     """Far too large a context is priced, and the pool that lacks room is named with its largest term."""
     found = document(real_model, "--n-ctx", "90000000", "--n-parallel", "4")
     assert found["fits"] is False
-    assert found["n_ctx_slot"] == 22500000
+    assert found["n_ctx_slot"] == 22500096
     assert [pool["left_bytes"] < 0 for pool in found["pools"] if pool["name"] == "ram"] == [True]
     rules = {finding["id"]: finding["message"] for finding in found["findings"]}
     assert "kv_cache" in rules["MT046"]
     assert "trained at 32768" in rules["MT013"]
     small = document(real_model, "--n-ctx", "2048")
     assert small["fits"] is True
+    ram = small["pools"][0]
+    room = max(0, ram["available_bytes"] - ram["floor_bytes"])
+    assert ram["left_bytes"] == room - ram["reserved_bytes"] >= 0
+    assert ram["total_bytes"] >= ram["available_bytes"]
     assert {"MT046", "MT013"} & {finding["id"] for finding in small["findings"]} == set()
 
 
@@ -342,3 +347,59 @@ def test_a_setting_without_its_effect_is_told(real_model: Path, options: tuple[s
     """Experts of a dense model, and a micro batch beyond the batch: a finding names the setting."""
     found = document(real_model, *options)
     assert setting in {finding["setting"] for finding in found["findings"] if finding["id"] == "MT017"}
+
+
+def test_the_page_says_what_lacks(real_model: Path) -> None:
+    """The memory section has a row for each pool that is used; the command itself succeeds."""
+    done = run(real_model, *CARD, "--n-ctx", "90000000", "--n-gpu-layers", "all")
+    assert done.returncode == 0
+    memory = done.stdout[done.stdout.index("\nMemory\n") :].splitlines()[2:5]
+    assert memory[0].split() == ["pool", "reserved", "available", "kept", "free", "total", "left"]
+    assert [row.split()[0] for row in memory[1:]] == ["ram", "cuda0"]
+    assert "lacks" in memory[2]
+    assert "warning MT046: does not fit: cuda0 lacks" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "n_ctx_slot"),
+    [((), "5000"), (("--n-parallel", "3"), "1792"), (("--n-parallel", "3", "--kv-unified"), "5000")],
+)
+def test_the_context_of_a_slot_stands_beside_the_slots(
+    real_model: Path, options: tuple[str, ...], n_ctx_slot: str
+) -> None:
+    """Slots that do not share get equal parts, which the engine rounds up to 256 tokens."""
+    lines = [line.split() for line in run(real_model, *CARD, "--n-ctx", "5000", *options).stdout.splitlines()]
+    assert lines[[line[:1] for line in lines].index(["n_parallel"]) + 1] == ["n_ctx_slot", n_ctx_slot]
+
+
+def test_resolve_tells_the_context_of_a_slot_too(real_model: Path) -> None:
+    """Of several slots in text, always in JSON."""
+    arguments = (real_model, *CARD, "--n-ctx", "5120", "--n-parallel", "4", "--kv-unified", "off")
+    assert json.loads(command("resolve", *arguments, "--json").stdout)["n_ctx_slot"] == 1280
+    assert "n_ctx_slot       1280" in command("resolve", *arguments).stdout
+    assert "n_ctx_slot" not in command("resolve", real_model, *CARD).stdout
+
+
+def test_repacking_that_a_crash_switched_off_is_told(real_model: Path, tmp_path: Path) -> None:
+    """An engine whose repacked weights crashed is priced without them, and the reason is said unless they are off."""
+    machine = json.loads(CARD[1].read_text())
+    for engine in machine["engines"]:
+        engine |= {"extra_buffers": [], "extra_buffers_problem": "repacked weights crashed this build"}
+    path = tmp_path / "crashed.json"
+    path.write_text(json.dumps(machine))
+    found = document(real_model, "--machine", path, "--repack")
+    said = [finding for finding in found["findings"] if finding["setting"] == "repack"]
+    assert [(finding["id"], finding["file"]) for finding in said] == [("MT017", "--repack")]
+    assert "crashed this build" in said[0]["message"]
+    assert total(found, "repacked") == 0
+    off = document(real_model, "--machine", path, "--no-repack")
+    assert not [finding for finding in off["findings"] if finding["setting"] == "repack"]
+
+
+def test_a_micro_batch_beyond_the_batch_takes_no_more(real_model: Path) -> None:
+    """What is not given follows the batch; what is given is cut by the engine and priced so."""
+    cut = document(real_model, *CARD, "--n-batch", "256", "--n-ubatch", "1024")
+    default = document(real_model, *CARD, "--n-batch", "256")
+    assert default["settings"]["n_ubatch"] == 256
+    assert total(cut, "compute") == total(default, "compute")
+    assert not [finding for finding in default["findings"] if finding["setting"] == "n_ubatch"]
