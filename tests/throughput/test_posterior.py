@@ -20,6 +20,13 @@ rows = st.builds(
     log_ratio=finite,
     variance=st.floats(1e-4, 1.0),
 )
+# Off by less than their own noise: none of them is held back.
+calm_rows = st.builds(
+    Row,
+    features=st.tuples(st.floats(0.1, 2.0), finite, finite),
+    log_ratio=st.floats(-0.05, 0.05),
+    variance=st.floats(0.01, 1.0),
+)
 anything = st.floats(allow_nan=True, allow_infinity=True)
 hostile = st.builds(Row, features=st.tuples(anything, anything, anything), log_ratio=anything, variance=anything)
 points = st.tuples(finite, finite, finite)
@@ -52,9 +59,9 @@ def test_order_does_not_matter(found: list[Row], random: object) -> None:
     assert update(shuffled, PRIOR, OWN) == update(found, PRIOR, OWN)
 
 
-@given(st.lists(rows, max_size=5), rows, points)
+@given(st.lists(calm_rows, max_size=5), calm_rows, points)
 def test_a_row_that_agrees_never_widens(found: list[Row], more: Row, point: tuple[float, ...]) -> None:
-    """One more row that says what is known already moves nothing and leaves no variance larger."""
+    """Beside calm rows, one more that says what is known already moves nothing and leaves no variance larger."""
     before = update(found, PRIOR, OWN)
     after = update([*found, agreeing(before, more.features, more.variance)], PRIOR, OWN)
     assert after.shift(point) == pytest.approx(before.shift(point), abs=1e-4)
