@@ -36,18 +36,11 @@ _CONTEXT: Final = attrgetter(
     *("devices", "tensor_split", "n_ctx", "n_parallel", "kv_unified", "n_batch", "n_ubatch"),
     *("flash_attn", "type_k", "type_v", "repack", "load_mode", "ctx_checkpoints"),
 )
-_DRAFT_NAMES: Final = {
-    "weights": "draft_weights",
-    "repacked": "draft_weights",
-    "kv_cache": "draft_kv_cache",
-    "recurrent_state": "draft_kv_cache",
-    "checkpoints": "draft_kv_cache",
-    "compute": "draft_compute",
-    "output": "draft_compute",
-    "work": "draft_compute",
-}
-"""Of the draft's own terms; its prompt cache and its devices' overhead are the model's already, and it is loaded when
-what the model needs for loading is free again."""
+_OF_THE_DRAFT: Final = frozenset(
+    {"weights", "repacked", "kv_cache", "recurrent_state", "checkpoints", "compute", "output", "work"}
+)
+"""What a draft adds, each as a term of its own; its prompt cache and its devices' overhead are the model's already,
+and it is loaded when what the model needs for loading is free again."""
 
 
 class Beside(NamedTuple):
@@ -179,8 +172,8 @@ class _WithCompanions:
         )
         terms = self._draft.footprint(own).terms
         for term in terms:
-            if name := _DRAFT_NAMES.get(term.name):
-                yield term._replace(name=name, rule=f"draft, {term.name}: {term.rule}")
+            if term.name in _OF_THE_DRAFT:
+                yield term._replace(name=f"draft_{term.name}", rule=f"draft: {term.rule}")
         yield from _tables(terms, self._bare.footprint(own).terms)
         yield self._checked_rows(settings)
 
@@ -193,19 +186,19 @@ class _WithCompanions:
         type_k, type_v = wanted.type_k_draft or settings.type_k, wanted.type_v_draft or settings.type_v
         for place, blocks in _blocks_by_place(placement, self._own.blocks):
             weights = sum(self._own.weights(block) for block in blocks)
-            part = Part("mtp", place, weights, weights, "exact", "weights of the drafting blocks")
+            part = Part("mtp_weights", place, weights, weights, "exact", "weights of the drafting blocks")
             if place == HOST and settings.load_mode == "mmap":
                 # What is mapped for the model may hold them already.
                 part = part._replace(certainty="bounded", low=0, high=weights)
             yield self._term(part)
         for place, blocks in _blocks_by_place(placement, self._own.cached):
             kept = sum(self._own.kv_bytes(block, size, type_k, type_v) for block in blocks)
-            yield self._term(Part("mtp", place, kept, kept, "exact", self._own.kv_rule))
+            yield self._term(Part("mtp_kv_cache", place, kept, kept, "exact", self._own.kv_rule))
         for term in self._base.footprint(settings).terms:
             if term.name in ("compute", "output"):
                 # One block of the same widths: its graph needs no more than the whole model's.
                 yield term._replace(
-                    name="mtp",
+                    name=f"mtp_{term.name}",
                     rule=f"{term.name} of the drafting context: at most the model's own",
                     certainty="estimated",
                     low_bytes=0,
@@ -215,7 +208,7 @@ class _WithCompanions:
 
     def _checked_rows(self, settings: Settings) -> Term:
         rows = settings.n_parallel * _DRAFTED_TOKENS * self._header.n_vocab * _F32_BYTES
-        return self._term(Part("draft_compute", HOST, rows, rows, "estimated", _ROWS_RULE, 0, rows))
+        return self._term(Part("draft_logits", HOST, rows, rows, "estimated", _ROWS_RULE, 0, rows))
 
     def _placement(self, settings: Settings) -> Placement:
         free = {device.name: device.free_bytes or 0 for device in self._machine.devices}
@@ -279,7 +272,7 @@ def _tables(terms: Iterable[Term], bare: Iterable[Term]) -> Iterable[Term]:
     """What the draft adds to the process: its vocabulary and the tables of its tensors, without another base."""
     for own, base in zip(_named(terms, "process"), _named(bare, "process"), strict=True):
         yield own._replace(
-            name="draft_weights",
+            name="draft_process",
             rule="draft, vocabulary and tables of its tensors",
             **{
                 figure: max(0, getattr(own, figure) - getattr(base, figure))

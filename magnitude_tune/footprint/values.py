@@ -17,7 +17,8 @@ class Term(NamedTuple):
     Args:
         name: `weights`, `kv_cache`, `recurrent_state`, `compute`, `output`, `work`, `repacked`, `prompt_cache`,
             `checkpoints`, `process`, `device_overhead`, `staging`; beside the model `projector`, `projector_compute`,
-            `draft_weights`, `draft_kv_cache`, `draft_compute`, `mtp`.
+            terms of a draft (`draft_weights`, `draft_kv_cache` ...) and of the model's own drafting blocks
+            (`mtp_weights`, `mtp_kv_cache`, `mtp_compute`, `mtp_output`), and `draft_logits`: rows to be checked.
         device: `CPU` or the engine's device name.
         reserved_bytes: what budgets must hold.
         resident_bytes: what the process will show (RSS on the host, used memory on a card) once it has worked.

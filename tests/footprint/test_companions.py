@@ -178,12 +178,12 @@ def test_b15_drafting_with_own_blocks_adds_one_layer(make: SimpleNamespace) -> N
     assert header.all_layers == 66
     trunk = total(base.footprint(settings), "kv_cache")
     assert trunk == 16 * 544 * MIB
-    assert not total(base.footprint(settings), "mtp")
+    assert not [term for term in base.footprint(settings).terms if term.name.startswith("mtp")]
     drafting = model.footprint(settings)
-    kept = [term for term in drafting.terms if term.name == "mtp" and term.rule.startswith("KV")]
+    kept = [term for term in drafting.terms if term.name == "mtp_kv_cache"]
     assert [(term.device, term.reserved_bytes) for term in kept] == [("CUDA0", 544 * MIB)]
     assert (trunk + kept[0].reserved_bytes) * 16 == trunk * 17
-    weights = [term for term in drafting.terms if term.name == "mtp" and term.rule.startswith("weights")]
+    weights = [term for term in drafting.terms if term.name == "mtp_weights"]
     assert [(term.device, term.reserved_bytes) for term in weights] == [("CUDA0", 250)]
 
 
@@ -199,7 +199,7 @@ def test_b15_the_drafting_block_lies_where_its_layer_lies(
     )
     devices = ("CUDA0",) if n_gpu_layers else ()
     footprint = model.footprint(make.settings(n_gpu_layers=n_gpu_layers, devices=devices))
-    assert {t.device for t in footprint.terms if t.name == "mtp" and "drafting blocks" in t.rule} == {device}
+    assert {t.device for t in footprint.terms if t.name in ("mtp_weights", "mtp_kv_cache")} == {device}
 
 
 @pytest.mark.parametrize(("ggml_version", "mib"), [("0.20.0", 5.3125), ("0.25.3", 1.0625), (None, 1.0625)])
@@ -211,7 +211,7 @@ def test_older_builds_cache_every_block_once_more(make: SimpleNamespace, ggml_ve
     beside = Beside(Companions(spec_type="draft-mtp", type_k_draft="q8_0", type_v_draft="q8_0"))
     model = with_companions(footprint_model(header, machine, engine), header, machine, engine, beside)
     footprint = model.footprint(make.settings(n_ctx=4096, n_parallel=2, n_batch=512))
-    assert sum(t.reserved_bytes for t in footprint.terms if t.name == "mtp" and "KV" in t.rule) == mib * MIB
+    assert total(footprint, "mtp_kv_cache") == mib * MIB
 
 
 def test_b15_a_draft_adds_weights_cache_and_compute(make: SimpleNamespace) -> None:
@@ -225,16 +225,18 @@ def test_b15_a_draft_adds_weights_cache_and_compute(make: SimpleNamespace) -> No
     model = with_companions(base, header, machine, None, beside)
     settings = make.settings(n_gpu_layers=33, devices=("CUDA0",), n_ctx=8192, type_k="q8_0", type_v="q8_0")
     footprint = model.footprint(settings)
-    vocabulary = sum(t.reserved_bytes for t in footprint.terms if t.rule.startswith("draft, vocabulary"))
-    assert 168 * draft.n_vocab <= vocabulary < MIB
-    assert total(footprint, "draft_weights") == 7_000_000_000 + vocabulary
+    assert 168 * draft.n_vocab <= total(footprint, "draft_process") < MIB
+    assert total(footprint, "draft_weights") == 7_000_000_000
     assert total(footprint, "draft_kv_cache", "CUDA0") * 2 == total(footprint, "kv_cache", "CUDA0")
     assert total(footprint, "draft_compute") > 0
     assert total(footprint, "process") == total(base.footprint(settings), "process")
     on_host = with_companions(
         base, header, machine, None, beside._replace(wanted=beside.wanted._replace(n_gpu_layers_draft=0))
     ).footprint(settings)
-    assert total(on_host, "draft_weights", "CPU") == 7_000_000_000 + vocabulary
+    assert total(on_host, "draft_weights", "CPU") == 7_000_000_000
+    for terms in (footprint.terms, on_host.terms):
+        drafted = [(term.name, term.device) for term in terms if term.name.startswith("draft")]
+        assert len(set(drafted)) == len(drafted)
 
 
 def test_sums_are_those_of_the_terms(make: SimpleNamespace) -> None:
@@ -287,7 +289,7 @@ def test_more_of_anything_lowers_no_term(
     small, large = model.footprint(make.settings(**less)), model.footprint(make.settings(**more))
     names = {term.name for term in small.terms if term.name.startswith(("draft", "mtp"))}
     if "type_k" in less:
-        names -= {"draft_compute"}
+        names -= {"draft_compute", "mtp_compute"}
     assert names
     assert all(total(small, name) <= total(large, name) for name in names)
 

@@ -225,11 +225,7 @@ def test_a_real_server_confirms_projector_and_draft(
     def printed(kind: str) -> float:
         return sum(line.n_bytes for line in session.buffers if line.kind == kind) / MIB
 
-    tables = sum(t.resident_bytes for t in footprint.terms if t.rule.startswith("draft, vocabulary")) / MIB
-    assert planned("weights", "draft_weights") - tables == pytest.approx(printed("model"), abs=0.02)
+    assert planned("weights", "draft_weights") == pytest.approx(printed("model"), abs=0.02)
     assert planned("kv_cache", "draft_kv_cache") == pytest.approx(printed("kv"), abs=0.03)
-    outputs_and_checked_rows = 2.0 + 3.0
-    no_buffer_of_a_graph = outputs_and_checked_rows + planned("work")
-    compute = planned("compute", "output", "draft_compute", "projector_compute") - no_buffer_of_a_graph
-    assert compute == pytest.approx(printed("compute"), rel=0.05)
+    assert planned("compute", "draft_compute", "projector_compute") == pytest.approx(printed("compute"), rel=0.05)
     assert read_model_cached(projector).tensor_bytes / MIB == planned("projector")
