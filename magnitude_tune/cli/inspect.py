@@ -27,9 +27,10 @@ magnitude-tune inspect model-00002-of-00004.gguf --json -o facts.json
 
 magnitude-tune inspect model.gguf --n-ctx 32768 --n-gpu-layers all --type-k q8_0 --machine rtx4090-64g
 
-With any setting the memory of exactly these settings is shown, term by term. No engine is needed. What is not given is
-n_ctx min(8192, trained) (0 is the trained one), n_gpu_layers 0, n_batch 2048, n_ubatch 512, n_parallel 1, f16, mmap,
-flash attention and repacking on, no prompt cache. --repack is on, --no-repack is off, and so for --kv-unified.
+With any setting the memory of exactly these settings is shown, term by term, and whether it fits. No engine is needed.
+What is not given is n_ctx min(8192, trained) (0 is the trained one), n_gpu_layers 0, n_batch 2048, n_ubatch 512,
+n_parallel 1, f16, mmap, flash attention and repacking on, no prompt cache. --repack is on, --no-repack is off, and so
+for --kv-unified. llama.cpp's own names of these options are taken too.
 
 Exit codes: 0 ok, 2 usage, 3 not a GGUF file, damaged, truncated, or a part missing."""
 
@@ -62,7 +63,7 @@ def inspect(
     rpc: RPC = None,
     flags: tuple[tuple[str, str], ...] = (),
 ) -> None:
-    """Show what a model file says: size, types, attention, experts, and what is odd. Reads the header only."""
+    """Show what a model's header says: size, types, attention, experts. With settings, what memory these take."""
     from magnitude_tune.cli.console import emit, emit_json
     from magnitude_tune.header.read import read_model, require_complete
 

@@ -62,7 +62,7 @@ SETTINGS: Final = {
     "engine": "llama_cpp_python, llama_server or llama_bench; one of the first two where unset.",
     "n_ctx": "Context in tokens, over all slots; each gets n_ctx / n_parallel unless --kv-unified.",
     "n_parallel": "Slots that share the context.",
-    "n_gpu_layers": "Layers on the accelerator, output layer included; all, auto or a number.",
+    "n_gpu_layers": "Layers on the accelerator, output layer included; all, a number, or auto where it may be chosen.",
     "n_threads": "Threads for generating.",
     "n_threads_batch": "Threads for reading the prompt.",
     "n_batch": "Tokens handed to the engine at once.",
@@ -70,9 +70,9 @@ SETTINGS: Final = {
     "flash_attn": "on, off or auto.",
     "type_k": "Type of the K cache: f16, q8_0, q4_0 ...",
     "type_v": "Type of the V cache.",
-    "load_mode": "mmap or none.",
+    "load_mode": "mmap, or none: llama.cpp's --no-mmap.",
     "repack": "on or off: copies of the weights in a layout that the CPU reads faster.",
-    "cache_ram": "MiB of host memory for the server's prompt cache.",
+    "cache_ram": "MiB of host memory for the server's prompt cache; 0 is off.",
     "ctx_checkpoints": "Copies a slot that the server keeps of sliding windows and recurrent state.",
     "n_cpu_moe": "Blocks whose experts stay on the CPU.",
     "kv_unified": "on or off: one KV cache for all slots.",
@@ -90,6 +90,19 @@ SETTINGS: Final = {
 
 MEMORY_SETTINGS: Final = tuple(name for name in SETTINGS if name not in ("magnitude", "model", "target"))
 """Settings of an engine: those that `inspect` prices."""
+
+_ALIASES: Final = {
+    "n_ctx": ("--ctx-size", "-c"),
+    "n_parallel": ("--parallel",),
+    "n_gpu_layers": ("--gpu-layers",),
+    "n_threads": ("--threads",),
+    "n_threads_batch": ("--threads-batch",),
+    "n_batch": ("--batch-size",),
+    "n_ubatch": ("--ubatch-size",),
+    "type_k": ("--cache-type-k",),
+    "type_v": ("--cache-type-v",),
+}
+"""llama.cpp's own spellings, where they differ."""
 
 _SWITCHES: Final = ("--kv-unified", "--repack", "--no-mmproj-offload")
 _OPPOSITES: Final = {
@@ -141,5 +154,6 @@ def with_settings(
 
 def _option(name: str, text: str, panel: str) -> inspect.Parameter:
     flag = "--" + name.replace("_", "-")
-    annotation = Annotated[str | None, typer.Option(flag, metavar="VALUE", help=text, rich_help_panel=panel)]
+    flags = (flag, *_ALIASES.get(name, ()))
+    annotation = Annotated[str | None, typer.Option(*flags, metavar="VALUE", help=text, rich_help_panel=panel)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

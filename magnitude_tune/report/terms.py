@@ -8,32 +8,36 @@ from typing import Any, Final
 
 from magnitude_tune.footprint.values import Term
 from magnitude_tune.report.rows import rows_text
-from magnitude_tune.units import MIB
+from magnitude_tune.units import GIB, MIB
 
 __all__ = ["pool_documents", "term_document", "terms_text"]
 
-_HEAD = ("device", "pool", "term", "reserved", "resident", "between", "certainty", "rule")
-_FIGURES = (3, 4, 5)
-_WIDTH: Final = 96
+_HEAD: Final = ("term", "reserved", "resident", "between", "", "certainty", "rule")
+_FIGURES: Final = (1, 2, 3)
+_WIDTH: Final = 80
 
 
 def terms_text(terms: Sequence[Term]) -> str:
     """The terms of each device with their sum; of each pool with several devices, and of everything, one sum more.
 
-    Rules are numbered and stand below.
+    A line names device and pool. Rules are numbered and stand below.
     """
-    by_device = _grouped(terms, lambda term: (term.device, term.pool))
-    rows: list[tuple[str, ...]] = [_HEAD]
     numbers = {rule: number for number, rule in enumerate(dict.fromkeys(term.rule for term in terms), start=1)}
-    for (device, pool), group in by_device.items():
-        rows += [_row(term, numbers[term.rule]) for term in group]
-        rows.append(_sum(device, pool, group))
+    groups = [
+        (f"{device}, pool {pool}", [*(_row(term, numbers[term.rule]) for term in group), _sum(group)])
+        for (device, pool), group in _grouped(terms, lambda term: (term.device, term.pool)).items()
+    ]
     for (pool,), group in _grouped(terms, lambda term: (term.pool,)).items():
         if len({term.device for term in group}) > 1:
-            rows.append(_sum("all", pool, group))
+            groups.append((f"all of pool {pool}", [_sum(group)]))
     if len({term.pool for term in terms}) > 1:
-        rows.append(_sum("all", "all", terms))
-    return "Terms\n" + rows_text(rows, right=_FIGURES) + "\n" + "\n".join(_rule(*each) for each in numbers.items())
+        groups.append(("all pools", [_sum(terms)]))
+    head, *lines = rows_text((_HEAD, *(row for _, rows in groups for row in rows)), right=_FIGURES).splitlines()
+    shown = ["Terms", head]
+    for title, rows in groups:
+        shown += [" ".join(title.splitlines()), *lines[: len(rows)]]
+        del lines[: len(rows)]
+    return "\n".join((*shown, *(_rule(*each) for each in numbers.items())))
 
 
 def term_document(term: Term) -> dict[str, object]:
@@ -71,18 +75,20 @@ def _rule(rule: str, number: int) -> str:
 
 
 def _row(term: Term, rule: int) -> tuple[str, ...]:
-    between = "" if term.low_bytes == term.high_bytes else f"{_mib(term.low_bytes)} to {_mib(term.high_bytes)}"
-    figures = (_mib(term.reserved_bytes), _mib(term.resident_bytes), between)
-    return term.device, term.pool, term.name, *figures, term.certainty, f"[{rule}]"
+    return term.name, *_figures((term,)), term.certainty, f"[{rule}]"
 
 
-def _sum(device: str, pool: str, terms: Sequence[Term]) -> tuple[str, ...]:
-    reserved = _mib(sum(term.reserved_bytes for term in terms))
-    resident = _mib(sum(term.resident_bytes for term in terms))
-    low, high = (sum(getattr(term, name) for term in terms) for name in ("low_bytes", "high_bytes"))
-    between = "" if low == high else f"{_mib(low)} to {_mib(high)}"
-    return device, pool, "sum", reserved, resident, between, "", ""
+def _sum(terms: Sequence[Term]) -> tuple[str, ...]:
+    return "sum", *_figures(terms), "", ""
 
 
-def _mib(n_bytes: int) -> str:
-    return f"{n_bytes / MIB:.2f} MiB"
+def _figures(terms: Sequence[Term]) -> tuple[str, str, str, str]:
+    """Reserved, resident, the interval where there is one, and their unit; no figure is longer than 999.999."""
+    reserved, resident, low, high = (
+        sum(getattr(term, f"{name}_bytes") for term in terms) for name in ("reserved", "resident", "low", "high")
+    )
+    largest = max(reserved, resident, high)
+    unit, size = ("MiB", MIB) if largest < 1000 * MIB else ("GiB", GIB)
+    digits = 3 if unit == "GiB" and largest < 100 * GIB else 2
+    shown = [f"{n_bytes / size:.{digits}f}" for n_bytes in (reserved, resident, low, high)]
+    return shown[0], shown[1], "" if low == high else "-".join(shown[2:]), unit

@@ -14,6 +14,8 @@ import pytest
 from pipeline.projector_files import write_projector
 
 from magnitude_tune.cli.app import main
+from magnitude_tune.footprint.values import Term
+from magnitude_tune.report.terms import terms_text
 from magnitude_tune.units import MIB
 
 MACHINES = Path(__file__).parents[1] / "machines"
@@ -251,10 +253,12 @@ def test_the_table_has_sums_by_device_and_pool(real_model: Path) -> None:
     done = run(real_model, "--n-ctx", "4096", "--n-gpu-layers", "9", *CARD)
     assert done.returncode == 0
     page = done.stdout
-    terms = page[page.index("Terms\n") :]
+    terms = page[page.index("Terms\n") : page.index("\nMemory\n")]
     assert "n_ubatch         512" in page
-    rows = [line.split() for line in terms.splitlines() if " sum " in line]
-    assert [row[:3] for row in rows] == [["CPU", "ram", "sum"], ["CUDA0", "cuda0", "sum"], ["all", "all", "sum"]]
+    headed = [line for line in terms.splitlines()[1:] if not line.startswith(" ")]
+    assert headed == ["CPU, pool ram", "CUDA0, pool cuda0", "all pools"]
+    assert terms.count("\n  sum ") == 3
+    assert max(map(len, terms.splitlines())) <= 80
     for name in ("weights", "kv_cache", "compute", "process", "device_overhead"):
         assert f" {name} " in terms
 
@@ -264,7 +268,30 @@ def test_resolve_explains_with_the_same_table(real_model: Path) -> None:
     done = command("resolve", real_model, "--explain", *CARD)
     assert done.returncode == 0, done.stderr
     head = done.stdout[done.stdout.index("Terms\n") :].splitlines()[1]
-    assert head.split() == ["device", "pool", "term", "reserved", "resident", "between", "certainty", "rule"]
+    assert head.split() == ["term", "reserved", "resident", "between", "certainty", "rule"]
+
+
+def test_large_terms_keep_the_table_narrow() -> None:
+    """Long names, figures of any size and a hundred rules: no line is wider than 80; sums are in the larger unit."""
+    terms = [
+        Term(
+            name="draft_recurrent_state",
+            device=device,
+            pool=f"pool\n{device}",
+            reserved_bytes=n_bytes,
+            resident_bytes=n_bytes,
+            low_bytes=n_bytes - 5,
+            high_bytes=n_bytes,
+            certainty="estimated",
+            rule=f"rule {n_bytes} " + "of many words " * 20,
+        )
+        for device in ("CPU", "CUDA0")
+        for n_bytes in (5, 999 * MIB, 1023 * MIB, 99 * 1024 * MIB, 380 * 1024 * MIB)
+    ]
+    lines = terms_text(terms).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "CPU, pool pool CPU" in lines
+    assert lines[lines.index("all pools") + 1].split() == ["sum", "961.95", "961.95", "961.95-961.95", "GiB"]
 
 
 def test_a_quantised_v_cache_without_flash_attention_is_flagged(real_model: Path) -> None:
@@ -281,7 +308,7 @@ def test_what_runs_beside_the_model_is_priced(real_model: Path, tmp_path: Path) 
     assert found["companions"]["mmproj"] == str(projector)
     assert found["companions"]["spec_type"] == "draft-simple"
     assert total(found, "projector", "CUDA0") > 0
-    assert 1 < total(found, "draft_weights") / total(found, "weights") < 1.2
+    assert total(found, "draft_weights") == total(found, "weights")
     assert 0 < total(found, "draft_kv_cache") < total(found, "kv_cache")
     on_host = document(real_model, *CARD, "--no-mmproj-offload", "--mmproj", projector, "--n-gpu-layers", "all")
     assert total(on_host, "projector", "CPU") == total(found, "projector")
@@ -403,3 +430,28 @@ def test_a_micro_batch_beyond_the_batch_takes_no_more(real_model: Path) -> None:
     assert default["settings"]["n_ubatch"] == 256
     assert total(cut, "compute") == total(default, "compute")
     assert not [finding for finding in default["findings"] if finding["setting"] == "n_ubatch"]
+
+
+@pytest.mark.parametrize("context", ["-c", "--ctx-size"])
+def test_names_of_llama_cpp_mean_the_same(real_model: Path, context: str) -> None:
+    """Options may be copied from a command line of llama.cpp."""
+    theirs = document(
+        *(real_model, *CARD, context, "4096", "--parallel", "2", "--gpu-layers", "5", "--threads", "3"),
+        *("--threads-batch", "4", "--batch-size", "256", "--ubatch-size", "128"),
+        *("--cache-type-k", "q8_0", "--cache-type-v", "q5_1"),
+    )
+    ours = document(
+        *(real_model, *CARD, "--n-ctx", "4096", "--n-parallel", "2", "--n-gpu-layers", "5", "--n-threads", "3"),
+        *("--n-threads-batch", "4", "--n-batch", "256", "--n-ubatch", "128"),
+        *("--type-k", "q8_0", "--type-v", "q5_1"),
+    )
+    assert theirs == ours
+    assert ours["settings"]["n_ctx"] == 4096
+    resolved = json.loads(command("resolve", real_model, *CARD, context, "2048", "--json").stdout)
+    assert resolved["settings"]["n_ctx"] == 2048
+
+
+def test_the_summary_of_inspect_tells_of_memory() -> None:
+    """Whoever reads the list of commands learns that settings can be priced."""
+    listed = " ".join(command("--help").stdout.replace("│", " ").split())
+    assert "With settings, what memory these take" in listed
