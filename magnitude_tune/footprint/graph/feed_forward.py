@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from magnitude_tune.footprint.graph.frame import Frame, Layer
 from magnitude_tune.footprint.graph.tensors import F32, I32, Tensor
 
-__all__ = ["Routing", "dense", "experts", "limited", "mixture", "routing_of"]
+__all__ = ["Routing", "dense", "experts", "limited", "mixture", "routing_of", "used_experts"]
 
 _MAX_EXPERTS: Final = 1024
 _SUMMED: Final = 4
@@ -103,10 +103,15 @@ def experts(
     return graph.cont(total) if used == 1 else total
 
 
+def used_experts(frame: Frame, layer: Layer) -> int:
+    """Experts that a token uses in a block: one at least, and no more than engines know."""
+    return min(max(1, frame.number_at("expert_used_count", layer.block, 1)), _MAX_EXPERTS)
+
+
 def routing_of(frame: Frame, layer: Layer, *, normalised: bool = True) -> Routing:
     """What the header's keys say of a block's router."""
     return Routing(
-        used=min(max(1, frame.number_at("expert_used_count", layer.block, 1)), _MAX_EXPERTS),
+        used=used_experts(frame, layer),
         softmax_late=frame.number("expert_gating_func") == _SOFTMAX_LATE,
         normalised=normalised,
         scaled=frame.scales("expert_weights_scale"),

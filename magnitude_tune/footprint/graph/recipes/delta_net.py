@@ -6,10 +6,10 @@ whose kernels are known here has it.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from magnitude_tune.footprint.graph.attention import Qkv, attended, heads_of
-from magnitude_tune.footprint.graph.feed_forward import Routing, dense, experts
+from magnitude_tune.footprint.graph.feed_forward import Routing, dense, experts, used_experts
 from magnitude_tune.footprint.graph.frame import Cache, Frame, Layer
 from magnitude_tune.footprint.graph.recipes.transformer import caches_of
 from magnitude_tune.footprint.graph.state import (
@@ -25,8 +25,6 @@ from magnitude_tune.footprint.graph.state import (
 from magnitude_tune.footprint.graph.tensors import F32, Tensor
 
 __all__ = ["delta_step", "qwen3next", "qwen35", "unit_norm"]
-
-_MAX_EXPERTS: Final = 1024
 
 
 class _Heads(NamedTuple):
@@ -178,7 +176,7 @@ def _feed_forward(frame: Frame, layer: Layer, source: Tensor) -> Tensor:
     graph = frame.graph
     if "ffn_gate_inp.weight" not in layer.shapes:
         return dense(frame, layer, source)
-    used = min(max(1, frame.number_at("expert_used_count", layer.block, 1)), _MAX_EXPERTS)
+    used = used_experts(frame, layer)
     mixed = experts(frame, layer, source, Routing(used, scaled=frame.has("expert_weights_scale")))
     if "ffn_up_shexp.weight" not in layer.shapes:
         return mixed

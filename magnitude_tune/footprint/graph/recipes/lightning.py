@@ -6,18 +6,16 @@ through of each other is largest; here it is as large, and the states are those 
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from magnitude_tune.footprint.graph.attention import Qkv, attend, heads_of, project
-from magnitude_tune.footprint.graph.feed_forward import Routing, experts
+from magnitude_tune.footprint.graph.feed_forward import Routing, experts, used_experts
 from magnitude_tune.footprint.graph.frame import Frame, Layer
 from magnitude_tune.footprint.graph.recipes.transformer import caches_of
 from magnitude_tune.footprint.graph.state import States, load, matrix, states_of, store
 from magnitude_tune.footprint.graph.tensors import F32, Tensor
 
 __all__ = ["minimax_01"]
-
-_MAX_EXPERTS: Final = 1024
 
 
 class _Decay(NamedTuple):
@@ -53,7 +51,7 @@ def minimax_01(frame: Frame) -> None:
             mixed, normed = graph.get_rows(mixed, out_ids), graph.get_rows(normed, out_ids)
         residual = graph.add(mixed, graph.scale(normed))
         normed = frame.norm(residual, layer, "ffn_norm")
-        used = min(max(1, frame.number_at("expert_used_count", layer.block, 1)), _MAX_EXPERTS)
+        used = used_experts(frame, layer)
         fed = experts(frame, layer, normed, Routing(used, scaled=frame.has("expert_weights_scale")))
         current = graph.add(fed, graph.scale(normed))
     frame.output(current)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from magnitude_tune.footprint.graph.attention import Qkv, attend, heads_of, project
-from magnitude_tune.footprint.graph.feed_forward import Routing, dense, experts
+from magnitude_tune.footprint.graph.feed_forward import Routing, dense, experts, used_experts
 from magnitude_tune.footprint.graph.frame import Cache, Frame, Layer
 from magnitude_tune.footprint.graph.recipes.transformer import Style, caches_of, feed_forward
 from magnitude_tune.footprint.graph.state import (
@@ -26,7 +26,6 @@ from magnitude_tune.footprint.graph.tensors import Tensor
 
 __all__ = ["falcon_h1", "granite_hybrid", "jamba", "mamba", "mamba2_mixer", "mamba_mixer", "nemotron_h"]
 
-_MAX_EXPERTS: Final = 1024
 _SINCE: Final = (21, 0)
 """Builds up to ggml 0.20 reshape what mamba2 made, and read mamba's time step where it lies."""
 
@@ -127,7 +126,7 @@ def _latent_experts(frame: Frame, layer: Layer, source: Tensor) -> Tensor:
     down, up = frame.weight(layer, "ffn_latent_down.weight"), frame.weight(layer, "ffn_latent_up.weight")
     narrow = graph.mul_mat(down, source) if down else source
     routing = Routing(
-        used=min(max(1, frame.number_at("expert_used_count", layer.block, 1)), _MAX_EXPERTS),
+        used=used_experts(frame, layer),
         normalised=frame.has("expert_weights_norm"),
         scaled=frame.has("expert_weights_scale"),
     )
